@@ -9,6 +9,7 @@ its summary in `fedbench list`. A built-in carries `revision: int`, raised whene
 
 from __future__ import annotations
 
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -126,25 +127,39 @@ class Fault:
     trace: str = ""
 
 
+class UserHandle(typing.Protocol):
+    """What an engine holds of a user: verbs that map bytes to bytes, and a state."""
+
+    def call(self, verb: str, message: bytes) -> bytes:
+        """Run a verb of the user program; whatever it raises becomes a `Fault`."""
+
+    def save(self) -> bytes:
+        """Everything that training changes, packed."""
+
+    def restore(self, state: bytes) -> None:
+        """Put back what `save` returned."""
+
+
 class Engine(ABC):
     """Carries messages between the server program and the users (kind `engine`)."""
 
     @abstractmethod
-    def start(self, users: Mapping[str, Any]) -> None:
-        """Take the user objects (they have `call(verb, message)`, `save()`, `restore(state)`)."""
+    def start(self, users: Mapping[str, UserHandle]) -> None:
+        """Take the users, by name, in user order."""
 
     @abstractmethod
-    def ask(
-        self, verb: str, messages: Mapping[str, Mapping[str, Any]], *, timeout: float | None = None
-    ) -> dict[str, Any]:
-        """Send each named user its message and return the replies, or `Fault`s, in user order."""
+    def ask(self, verb: str, messages: Mapping[str, bytes], *, timeout: float | None = None) -> dict[str, bytes | Fault]:
+        """Send each named user its encoded message; the encoded replies, or `Fault`s, in user order.
+
+        Messages are opaque bytes to an engine: what it is handed is what is metered.
+        """
 
     @abstractmethod
-    def save(self) -> dict[str, Any]:
-        """The state of every user, as nested dicts of tensors and plain values."""
+    def save(self) -> dict[str, bytes]:
+        """The packed state of every user."""
 
     @abstractmethod
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, states: Mapping[str, bytes]) -> None:
         """Put back what `save` returned."""
 
     def stop(self) -> None:  # noqa: B027 - optional to override

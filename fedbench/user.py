@@ -1,0 +1,255 @@
+"""The user runtime: a user's own model, head, optimizers, data and generators, and the verbs every method builds on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedbench import messages
+from fedbench.inputs import Inputs
+from fedbench.interfaces import Metric, Protocol, Task, UserSpec
+from fedbench.seeds import torch_generator
+
+if TYPE_CHECKING:
+    from fedbench.method import Method
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def verb(function: Verb) -> Verb:
+    """Mark a method of a user program as something the server may ask for; its arguments are the message."""
+    function.is_verb = True  # type: ignore[attr-defined]
+    return function
+
+
+class Representation(nn.Module):
+    """The representation model w: backbone and projection, input -> embedding.
+
+    Args:
+        backbone: a `Model`, input -> (B, features).
+        dimension: d.
+        projection: `"linear"` or `"mlp"`, two layers with a ReLU between them.
+    """
+
+    def __init__(self, backbone: nn.Module, dimension: int, projection: str) -> None:
+        super().__init__()
+        self.backbone = backbone
+        features = int(backbone.features)  # type: ignore[arg-type]
+        if projection == "linear":
+            self.projection: nn.Module = nn.Linear(features, dimension)
+        else:
+            self.projection = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, dimension))
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> unit rows (B, d)."""
+        return nn.functional.normalize(self.projection(self.backbone(x)), dim=-1)
+
+
+@dataclass
+class Participant:
+    """What a user consists of before a method gives it verbs: built by a plugin of kind `user`."""
+
+    spec: UserSpec
+    task: Task
+    metric: Metric
+    representation: Representation
+    head: nn.Module
+    train: Inputs
+    validation: Inputs
+    test: Inputs
+    public: Inputs
+    device: torch.device
+
+
+class UserProgram:
+    """The base program of a user. A method subclasses it and adds verbs.
+
+    `fit` trains the whole model on private data; `represent` embeds public rows. Override `private_loss` to add a
+    term to local training, and `setup`, `save`, `restore` for state of your own.
+    """
+
+    def __init__(self, participant: Participant, method: Method, protocol: Protocol, seed: int) -> None:
+        self.participant, self.method, self.protocol = participant, method, protocol
+        self.name, self.seed, self.device = participant.spec.name, seed, participant.device
+        self.representation, self.head, self.task = participant.representation, participant.head, participant.task
+        self.fits = 0
+        self.fit_generator = torch_generator("fit", seed, self.name)
+        self._order = torch.empty(0, dtype=torch.int64)
+        self.fit_optimizer = self._optimizer(
+            [*self.representation.parameters(), *self.head.parameters()], participant.spec.fit_rate
+        )
+        self.setup()
+
+    def setup(self) -> None:
+        """Prepare what a method needs beyond the base program."""
+
+    # -- what a method may override or call
+
+    @verb
+    def fit(self) -> dict[str, Any]:
+        """The local phase: `fit_steps` optimizer steps on private batches, whole model. Replies the mean loss."""
+        self._training(True)
+        total = torch.zeros((), device=self.device)
+        steps = self.fit_steps()
+        for step in range(steps):
+            self.set_rate(self.fit_optimizer, self.participant.spec.fit_rate, self.fits + step / steps, extra=1)
+            x, targets = self.private_batch()
+            loss = self.private_loss(x, targets)
+            self.step(self.fit_optimizer, loss)
+            total += loss.detach()
+        self.fits += 1
+        return {"loss": float(total) / max(1, steps)}
+
+    @verb
+    def represent(self, batch: Tensor) -> dict[str, Any]:
+        """The embeddings of public rows: (B,) int64 -> unit rows (B, d), without a graph."""
+        self._training(True)
+        with torch.no_grad():
+            return {"z": self.embed(batch)}
+
+    def fit_steps(self) -> int:
+        """Optimizer steps of one fit."""
+        return self.protocol.steps
+
+    def private_loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The loss of one private batch."""
+        return self.task.loss(self.outputs(x), targets)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """(B, ...) -> the head's outputs, from the features or the embedding as the protocol says."""
+        features = self.representation.backbone(x)
+        if self.protocol.head == "embedding":
+            features = self.representation.projection(features)
+        return self.head(features)  # type: ignore[no-any-return]
+
+    def embed(self, batch: Tensor, view: Tensor | int = 0) -> Tensor:
+        """Public rows (B,) in one view -> unit rows (B, d), with a graph where gradients are on."""
+        return self.representation(self.participant.public.rows(batch, view))  # type: ignore[no-any-return]
+
+    def private_batch(self) -> tuple[Tensor, Tensor]:
+        """The next private batch, in random order over the set, each item in one of its views at random."""
+        data = self.participant.train
+        size = min(self.protocol.fit_batch, len(data))
+        while len(self._order) < size:
+            order = torch.randperm(len(data), generator=self.fit_generator)
+            self._order = torch.cat([self._order, order])
+        rows, self._order = self._order[:size], self._order[size:]
+        view = torch.randint(data.views, (size,), generator=self.fit_generator)
+        return data.rows(rows, view), data.targets(rows)
+
+    def alignment_optimizer(self, *extra: nn.Module) -> torch.optim.Optimizer:
+        """An optimizer for the alignment phase: the representation model and what `extra` holds, never the head."""
+        parameters = [*self.representation.parameters(), *(p for module in extra for p in module.parameters())]
+        return self._optimizer(parameters, self.participant.spec.align_rate)
+
+    def set_rate(self, optimizer: torch.optim.Optimizer, rate: float, done: float, extra: int = 0) -> None:
+        """Set the learning rate of the protocol's schedule after `done` of `rounds + extra` phases."""
+        if self.protocol.schedule == "cosine":
+            rate *= 0.5 * (1 + math.cos(math.pi * min(1.0, done / (self.protocol.rounds + extra))))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+    def step(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        """One gradient step."""
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    def save(self) -> dict[str, Any]:
+        """State of a method's own, for the checkpoint; extend together with `restore`."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Put back what `save` returned."""
+
+    # -- what only the core calls
+
+    @torch.inference_mode()
+    def evaluate(self, split: str) -> dict[str, Any]:
+        """The metric on validation or test; on test also apart for pairs seen and unseen in private data."""
+        data = {"validation": self.participant.validation, "test": self.participant.test}[split]
+        self._training(False)
+        size = self.protocol.eval_batch
+        outputs = [
+            self.outputs(data.rows(torch.arange(start, min(start + size, len(data))), 0)).float().cpu()
+            for start in range(0, len(data), size)
+        ]
+        scores = self.task.scores(torch.cat(outputs))
+        targets = data.samples.targets
+        metric = self.participant.metric
+        reply: dict[str, Any] = {"value": metric(scores, targets)}  # type: ignore[arg-type]
+        pairs, known = data.samples.pairs, self.participant.train.samples.pairs
+        if split == "test" and pairs is not None and known is not None and targets is not None:
+            import numpy as np
+
+            seen = np.isin(pairs, known)
+            for name, chosen in (("seen", seen), ("unseen", ~seen)):
+                if chosen.any():
+                    reply[name] = metric(scores[chosen], targets[chosen])
+        return reply
+
+    def packed(self) -> dict[str, Any]:
+        """Everything that training changes."""
+        return {
+            "representation": self.representation.state_dict(),
+            "head": self.head.state_dict(),
+            "fit_optimizer": self.fit_optimizer.state_dict(),
+            "fit_generator": self.fit_generator.get_state(),
+            "order": self._order,
+            "fits": self.fits,
+            "own": self.save(),
+        }
+
+    def unpacked(self, state: Mapping[str, Any]) -> None:
+        """Put back what `packed` returned."""
+        self.representation.load_state_dict(state["representation"])
+        self.head.load_state_dict(state["head"])
+        self.fit_optimizer.load_state_dict(state["fit_optimizer"])
+        self.fit_generator.set_state(state["fit_generator"])
+        self._order, self.fits = state["order"], state["fits"]
+        self.restore(state["own"])
+
+    def _training(self, mode: bool) -> None:
+        self.representation.train(mode)
+        self.head.train(mode)
+
+    def _optimizer(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+        trainable = [parameter for parameter in parameters if parameter.requires_grad]
+        return torch.optim.AdamW(trainable, lr=rate, weight_decay=self.protocol.weight_decay, fused=True)
+
+
+class UserHost:
+    """What an engine holds: calls a user program's verbs with decoded messages, and shields the global generator."""
+
+    def __init__(self, program: UserProgram) -> None:
+        self.program = program
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(torch_generator("global", program.seed, program.name).initial_seed())
+            self._global = torch.random.get_rng_state()
+
+    def call(self, verb: str, message: bytes) -> bytes:
+        """Run a verb; `evaluate` is the core's own and leaves every generator as it was."""
+        arguments = messages.decode(message)
+        function = getattr(self.program, verb, None)
+        if verb != "evaluate" and not getattr(function, "is_verb", False):
+            raise AttributeError(f"the user program {type(self.program).__qualname__} has no verb '{verb}'")
+        with torch.random.fork_rng(devices=[]):
+            torch.random.set_rng_state(self._global)
+            reply = function(**arguments) if function else {}
+            if verb != "evaluate":
+                self._global = torch.random.get_rng_state()
+        return messages.encode(reply or {})
+
+    def save(self) -> bytes:
+        return messages.pack({"program": self.program.packed(), "global": self._global})
+
+    def restore(self, state: bytes) -> None:
+        unpacked = messages.unpack(state)
+        self.program.unpacked(unpacked["program"])
+        self._global = unpacked["global"]
