@@ -1,0 +1,141 @@
+"""FedMuscle: contrastive alignment of different models on a public set.
+
+Paper: "Toward Enhancing Representation Learning in Federated Multi-Task Settings", ICLR 2026, arXiv 2602.01626.
+Official code: none published with the paper; equations after the paper.
+Algorithm, each of R rounds:
+  1. every user n trains its whole model θ^n on private data;
+  2. T iterations on public batches of B rows: user n sends Z^n (B×d, unit rows); the server samples M of the other
+     users for each user; user n takes one gradient step on the alignment loss, on its representation model w^n only.
+Deviations:
+  - The server forwards the M raw matrices instead of the B^M tuple sums S^n and weights α: the same loss and
+    gradient, linear instead of exponential bytes (the exact contraction is in the loss).
+  - The reply to `align` carries the embeddings of the next batch, so that an iteration costs one exchange; they are
+    computed once, with their graph, and reused for the gradient step.
+Left open by the paper, hence options of the suite: R, local steps, T, both learning rates.
+Control `shuffle`: every user's public rows are permuted differently, so that the same row number names different
+items: same cost, same loss, nothing to learn from others.
+Users: all that can read the public set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedbench.interfaces import Protocol
+from fedbench.method import Method, ServerProgram
+from fedbench.seeds import torch_generator
+from fedbench.user import UserProgram, verb
+
+
+class AligningUser(UserProgram):
+    """Embeds public batches, and steps towards what the others embedded."""
+
+    method: FedMuscle
+
+    def setup(self) -> None:
+        self.loss = self.method.create_loss().to(self.device)
+        self.align_optimizer = self.alignment_optimizer(self.loss)
+        self.steps = 0
+        self._z: Tensor | None = None
+        self._rows: Tensor | None = None
+        if self.method.shuffle:
+            generator = torch_generator("shuffle", self.seed, self.name)
+            self._rows = torch.randperm(len(self.participant.public), generator=generator)
+
+    @verb
+    def represent(self, batch: Tensor) -> dict[str, Any]:
+        """The embeddings Z^n of a public batch, kept with their graph for the step that follows."""
+        self._training(True)
+        self._z = self.embed(batch if self._rows is None else self._rows[batch])
+        return {"z": self._z.detach()}
+
+    @verb
+    def align(self, others: Tensor, next: Tensor | None = None) -> dict[str, Any]:
+        """One gradient step of w^n on the alignment loss; replies the loss and the next batch's embeddings."""
+        if self._z is None:
+            raise RuntimeError("align came before represent")
+        done = self.steps / self.protocol.iterations
+        self.set_rate(self.align_optimizer, self.participant.spec.align_rate, done)
+        loss = self.loss(self._z, others.to(self.device))
+        self.step(self.align_optimizer, loss)
+        self.steps += 1
+        self._z = None
+        reply = {"loss": float(loss.detach())}
+        return reply if next is None else {**reply, **self.represent(next)}
+
+    def save(self) -> dict[str, Any]:
+        return {
+            "loss": self.loss.state_dict(),
+            "align_optimizer": self.align_optimizer.state_dict(),
+            "steps": self.steps,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.loss.load_state_dict(state["loss"])
+        self.align_optimizer.load_state_dict(state["align_optimizer"])
+        self.steps = state["steps"]
+
+
+class MuscleServer(ServerProgram):
+    """Forwards to each user the public embeddings of M sampled others, T times a round."""
+
+    def round(self, r: int) -> None:
+        T, B, M = self.protocol.iterations, self.protocol.batch, self.protocol.others
+        self.ask("fit")
+        batches = self.public.draw(T, B)
+        z = {user: reply["z"] for user, reply in self.ask("represent", batch=batches[0]).items()}
+        for t in range(T):
+            sampled = {user: self.sample_others(user, M) for user in self.users}
+            messages: dict[str, dict[str, Any]] = {
+                user: {"others": torch.stack([z[other] for other in others])} for user, others in sampled.items()
+            }
+            if t + 1 < T:
+                for message in messages.values():
+                    message["next"] = batches[t + 1]
+            replies = self.ask("align", each=messages)
+            z = {user: reply["z"] for user, reply in replies.items() if "z" in reply}
+            self.record(replies)
+
+    def record(self, replies: Mapping[str, Mapping[str, Any]]) -> None:
+        """Log the alignment loss and, where the loss has one, the paper's bound M·log B − L."""
+        losses = {user: reply["loss"] for user, reply in replies.items()}
+        self.log("alignment loss", losses)
+        bounds = {
+            user: self.reference.bound(loss, batch=self.protocol.batch, others=self.protocol.others)
+            for user, loss in losses.items()
+        }
+        self.log("paper's bound", {user: bound for user, bound in bounds.items() if bound is not None})
+
+    @property
+    def reference(self) -> Any:
+        """A loss object that only answers for its bound."""
+        if not hasattr(self, "_reference"):
+            self._reference = self.method.create_loss()
+        return self._reference
+
+
+class FedMuscle(Method):
+    """FedMuscle: Muscle, Gramian, pairwise or your own loss, in the same algorithm.
+
+    Args:
+        loss: the alignment loss; its own options are written `loss.tau` and so on.
+        shuffle: control: permute the public rows differently for each user.
+    """
+
+    revision: ClassVar[int] = 1
+    User = AligningUser
+    Server = MuscleServer
+
+    def __init__(self, *, loss: str = "muscle", shuffle: bool = False) -> None:
+        self.loss, self.shuffle = loss, shuffle
+
+    def paper_bytes(self, protocol: Protocol, users: int) -> int:
+        """T iterations of Z^n up, S^n (B^M × d) and α (B^M) down, float32, for every user."""
+        tuples = protocol.batch**protocol.others
+        up = protocol.batch * protocol.dimension
+        down = tuples * protocol.dimension + tuples
+        return 4 * users * protocol.iterations * (up + down)

@@ -1,0 +1,197 @@
+"""From a validated suite to cells with content keys: what is to run, and what each result depends on."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedbench.errors import UserError
+from fedbench.interfaces import KINDS
+from fedbench.options import check_options, read_options
+from fedbench.registry import Registry
+from fedbench.specs import MethodSpec
+from fedbench.suite import Suite, check_names
+from fedbench.version import PROTOCOL
+
+_TRAIN_ARGUMENTS = frozenset({"self", "task", "size", "seed", "user", "views"})
+
+
+@dataclass(frozen=True)
+class Part:
+    """A plugin chosen by a method's option (its loss), with resolved options."""
+
+    kind: str
+    name: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One (suite, scale, method + options, seed).
+
+    Args:
+        method: name and the options that the board shows: those that differ from the defaults, and every part.
+        resolved: all options of the method.
+        parts: plugins chosen by options, by option name.
+        key: SHA-256 of everything that changes a number.
+        protocol_key: the same without method, parts and seed: cells of one board share it.
+        versions: version of every plugin used, by `kind:name`.
+    """
+
+    suite: Suite
+    method: MethodSpec
+    resolved: Mapping[str, Any]
+    parts: Mapping[str, Part]
+    seed: int
+    key: str
+    protocol_key: str
+    versions: Mapping[str, str]
+
+    @property
+    def label(self) -> str:
+        """How progress and errors name it."""
+        return f"{self.method.label} seed {self.seed}"
+
+
+def validate(suite: Suite, registry: Registry) -> None:
+    """Check every plugin name and option of a suite.
+
+    Raises:
+        UserError: the first that is wrong, with file and line.
+    """
+    check_names(suite, registry)
+    if suite.planned:
+        return
+    registry.check_options("data", suite.data_name, suite.data_options, suite.where("data"))
+    world = registry.resolve("data", suite.data_name)
+    known = {name: option for name, option in read_options(world.train).items() if name not in _TRAIN_ARGUMENTS}
+    for index, user in enumerate(suite.users):
+        where = suite.where(f"user[{index}].data")
+        check_options(f"data '{suite.data_name}' for a user", known, user.data, where)
+        if user.task not in world.tasks:
+            raise UserError(
+                f"the data '{suite.data_name}' has no task '{user.task}'",
+                where=suite.where(f"user[{index}].task"),
+                expected="it has: " + ", ".join(world.tasks),
+            )
+
+
+def make_cells(
+    suite: Suite,
+    registry: Registry,
+    *,
+    methods: Sequence[MethodSpec] | None = None,
+    seeds: Sequence[int] | None = None,
+    device: str = "cpu",
+) -> list[Cell]:
+    """The cells in the order in which they run: seed by seed, `local` and then the suite's first method first.
+
+    Args:
+        methods: default: the suite's.
+        seeds: default: the suite's.
+        device: kind of device, as the key records it.
+    """
+    chosen = list(methods if methods is not None else suite.methods)
+    chosen.sort(key=lambda spec: spec.name != "local")
+    return [
+        make_cell(suite, registry, spec, seed, device)
+        for seed in (seeds if seeds is not None else suite.seeds)
+        for spec in chosen
+    ]
+
+
+def make_cell(suite: Suite, registry: Registry, spec: MethodSpec, seed: int, device: str) -> Cell:
+    """One cell: its options resolved and its keys computed. Imports no plugin."""
+    resolved, parts, shown = resolve_method(suite, registry, spec)
+    world = protocol_identity(suite, registry, device)
+    own = {
+        "method": spec.name,
+        "options": resolved,
+        "parts": {name: dataclasses.asdict(part) for name, part in parts.items()},
+        "versions": _versions(registry, [("method", spec.name), *((part.kind, part.name) for part in parts.values())]),
+        "seed": seed,
+    }
+    return Cell(
+        suite=suite,
+        method=shown,
+        resolved=resolved,
+        parts=parts,
+        seed=seed,
+        key=digest({"protocol": world, "cell": own}),
+        protocol_key=digest(world),
+        versions={**world["versions"], **own["versions"]},
+    )
+
+
+def resolve_method(
+    suite: Suite, registry: Registry, spec: MethodSpec
+) -> tuple[dict[str, Any], dict[str, Part], MethodSpec]:
+    """All options of a method, the plugins it names, and the spec as the board shows it."""
+    defaults = registry.declared("method", spec.name).defaults
+    plain = {name: value for name, value in spec.options.items() if "." not in name}
+    resolved = {**defaults, **suite.method_options.get(spec.name, {}), **plain}
+    parts: dict[str, Part] = {}
+    shown: dict[str, Any] = {name: value for name, value in plain.items() if defaults.get(name) != value}
+    for name in sorted(resolved):
+        if name not in KINDS or not isinstance(resolved[name], str):
+            continue
+        shown[name] = resolved[name]
+        dotted = {key.partition(".")[2]: value for key, value in spec.options.items() if key.startswith(f"{name}.")}
+        shown.update({f"{name}.{key}": value for key, value in dotted.items()})
+        base = registry.declared(name, resolved[name]).defaults
+        in_suite = suite.loss_options.get(resolved[name], {}) if name == "loss" else {}
+        parts[name] = Part(name, resolved[name], {**base, **in_suite, **dotted})
+    stray = [key for key in spec.options if "." in key and key.partition(".")[0] not in parts]
+    if stray:
+        raise UserError(f"the method '{spec.name}' has no option '{stray[0]}'", expected=f"it has: {sorted(resolved)}")
+    return resolved, parts, MethodSpec(spec.name, shown)
+
+
+def check_method(suite: Suite, registry: Registry, spec: MethodSpec, where: str | None = None) -> None:
+    """Raise `UserError` where a method does not exist or does not take its options, or its loss does not."""
+    registry.entry("method", spec.name, where=where)
+    given = {**suite.method_options.get(spec.name, {}), **spec.options}
+    plain = {name: value for name, value in given.items() if "." not in name}
+    registry.check_options("method", spec.name, plain, where)
+    for name, value in plain.items():
+        if name in KINDS:
+            registry.entry(name, str(value), where=where)
+    for part in resolve_method(suite, registry, spec)[1].values():
+        registry.create(part.kind, part.name, part.options, where)
+    registry.create("method", spec.name, plain, where)
+
+
+def protocol_identity(suite: Suite, registry: Registry, device: str) -> dict[str, Any]:
+    """Everything that changes a number on the board and is common to all its cells."""
+    used = {("data", suite.data_name), ("engine", "local")}
+    weights = {}
+    for user in suite.users:
+        used |= {("user", user.kind), ("task", user.task), ("model", user.model)}
+        if stated := registry.declared("model", user.model).weights:
+            weights[user.model] = stated
+    for name in registry.names("metric"):
+        used.add(("metric", name))
+    return {
+        "protocol version": PROTOCOL,
+        "suite": suite.identity(),
+        "manifest": registry.declared("data", suite.data_name).manifest,
+        "weights": weights,
+        "versions": _versions(registry, sorted(used)),
+        "device": device,
+        "torch": importlib.metadata.version("torch"),
+    }
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a value's canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _versions(registry: Registry, used: Sequence[tuple[str, str]]) -> dict[str, str]:
+    return {f"{kind}:{name}": registry.version(kind, name) for kind, name in used}

@@ -1,0 +1,269 @@
+"""One cell from start to result: build the users, run the rounds, score, keep a checkpoint after every round."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedbench import messages
+from fedbench.cache import Cache, atomic_file
+from fedbench.errors import UserError
+from fedbench.federation import CellFailed, Federation, Meter
+from fedbench.interfaces import Engine, Observer
+from fedbench.method import Method, ServerProgram
+from fedbench.plan import Cell
+from fedbench.registry import Registry
+from fedbench.seeds import derive
+from fedbench.store import CellFolder
+from fedbench.user import Participant, UserHost
+
+Notify = Callable[[str, Mapping[str, Any]], None]
+
+
+@dataclass
+class Surroundings:
+    """What a cell needs and what may not change its numbers."""
+
+    registry: Registry
+    cache: Cache
+    device: torch.device
+    provenance: Mapping[str, Any]
+    notify: Notify = lambda event, details: None
+    observers: list[Observer] = field(default_factory=list)
+
+
+def run_cell(cell: Cell, folder: CellFolder, around: Surroundings) -> dict[str, Any]:
+    """Run or resume a cell, write its result file and return the result.
+
+    A failure at run time is a result too: status `failed`, with its cause.
+    """
+    run = CellRun(cell, folder, around)
+    description = {"method": cell.method.name, "options": dict(cell.method.options), "seed": cell.seed, "key": cell.key}
+    for observer in around.observers:
+        observer.cell_started(description)
+    try:
+        try:
+            run.run()
+        except Restart:
+            run = CellRun(cell, folder, around)
+            run.run()
+        result = run.result("done", None)
+    except CellFailed as error:
+        fault = error.fault
+        result = run.result(
+            "failed",
+            {"kind": fault.kind, "message": f"{fault.verb}: {fault.message}", "user": fault.user, "trace": fault.trace},
+        )
+    except UserError as error:
+        result = run.result("failed", {"kind": "error", "message": str(error), "user": None, "trace": ""})
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        result = run.result(
+            "failed", {"kind": "raised", "message": message, "user": None, "trace": traceback.format_exc()}
+        )
+    folder.write(result)
+    folder.checkpoint_path.unlink(missing_ok=True)
+    for observer in around.observers:
+        observer.cell_finished(description, result)
+    return result
+
+
+class CellRun:
+    """The state of one running cell."""
+
+    def __init__(self, cell: Cell, folder: CellFolder, around: Surroundings) -> None:
+        self.cell, self.folder, self.around = cell, folder, around
+        self.protocol = cell.suite.protocol
+        self.records: list[dict[str, Any]] = []
+        self.participants: dict[str, Participant] = {}
+        self.scores: dict[str, dict[str, Any]] = {}
+        self.validation: dict[str, float] = {}
+        self.started = time.perf_counter()
+        self.method: Method | None = None
+
+    def run(self) -> None:
+        """Build, resume where a checkpoint is, run what is left, score on test."""
+        torch.set_num_threads(self.protocol.threads)
+        torch.set_flush_denormal(True)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        engine, server = self._build()
+        try:
+            done = self._resume(engine, server)
+            for r in range(done, self.protocol.rounds):
+                self._round(r, lambda r=r: server.round(r))  # type: ignore[misc]
+                self._checkpoint(engine, server)
+            self._round(self.protocol.rounds, server.finish)
+            self.scores = self.federation.evaluate("test")
+        finally:
+            engine.stop()
+
+    def _build(self) -> tuple[Engine, ServerProgram]:
+        registry, suite, seed = self.around.registry, self.cell.suite, self.cell.seed
+        world = registry.create("data", suite.data_name, suite.data_options)
+        world.verify()
+        method: Method = registry.create("method", self.cell.method.name, self.cell.resolved)
+        self.method = method
+        for part in self.cell.parts.values():
+            method.loss_factory = lambda part=part: registry.create(part.kind, part.name, part.options)
+        sizes = {
+            "validation": suite.validation,
+            "test": suite.test,
+            "public": suite.public_size,
+            "views": suite.public_views,
+        }
+        hosts: dict[str, UserHost] = {}
+        for spec in suite.users:
+            self.around.notify("preparing", {"user": spec.name})
+            participant = registry.create("user", spec.kind).build(
+                spec,
+                world=world,
+                registry=registry,
+                protocol=self.protocol,
+                sizes=sizes,
+                seed=seed,
+                cache=self.around.cache,
+                device=self.around.device,
+            )
+            self.participants[spec.name] = participant
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(derive("user program", seed, spec.name))
+                hosts[spec.name] = UserHost(method.User(participant, method, self.protocol, seed))
+        engine: Engine = registry.create("engine", "local")
+        engine.start(hosts)
+        self.federation = Federation(engine, list(hosts), self.protocol, self._score)
+        return engine, method.Server(method, self.protocol, self.federation, suite.public_size, seed)
+
+    def _score(self) -> None:
+        self.validation = {user: float(reply["value"]) for user, reply in self.federation.evaluate("validation").items()}
+
+    def _round(self, r: int, work: Callable[[], None]) -> None:
+        self.federation.meter = meter = Meter()
+        self.validation = {}
+        started = time.perf_counter()
+        work()
+        if not self.validation:
+            raise RuntimeError("the method's round never asked for 'fit': its users cannot be scored")
+        record = {
+            "round": r,
+            "validation": self.validation,
+            "train_loss": meter.logged().get("fit loss", {}),
+            "bytes_up": sum(meter.up.values()),
+            "bytes_down": sum(meter.down.values()),
+            "seconds": time.perf_counter() - started,
+            "log": {name: values for name, values in meter.logged().items() if name != "fit loss"},
+            "users": {
+                user: [meter.up[user], meter.down[user], meter.tensor_up[user], meter.tensor_down[user]]
+                for user in self.participants
+            },
+            "verbs": dict(meter.seconds),
+        }
+        self.records.append(record)
+        self.around.notify("round", record)
+        for observer in self.around.observers:
+            observer.round_finished({"method": self.cell.method.label, "seed": self.cell.seed}, record)
+
+    def _checkpoint(self, engine: Engine, server: ServerProgram) -> None:
+        states = {name: torch.frombuffer(bytearray(state), dtype=torch.uint8) for name, state in engine.save().items()}
+        whole = {
+            "key": self.cell.key,
+            "users": states,
+            "server": server.packed(),
+            "alive": list(self.federation.alive),
+            "records": self.records,
+        }
+        with atomic_file(self.folder.checkpoint_path) as handle:
+            handle.write(messages.pack(whole))
+
+    def _resume(self, engine: Engine, server: ServerProgram) -> int:
+        path = self.folder.checkpoint_path
+        if not path.exists():
+            return 0
+        try:
+            whole = messages.unpack(path.read_bytes())
+            if whole["key"] != self.cell.key:
+                raise ValueError("it belongs to another cell")
+            engine.restore({name: state.numpy().tobytes() for name, state in whole["users"].items()})
+            server.unpacked(whole["server"])
+            self.federation.alive = list(whole["alive"])
+            self.records = list(whole["records"])
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            aside = self.folder.set_aside(path)
+            self.around.notify("note", {"text": f"damaged checkpoint set aside as {aside.name}: {error}"})
+            raise Restart from None
+        self.around.notify("resumed", {"rounds": len(self.records)})
+        return len(self.records)
+
+    def result(self, status: str, error: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The result file's content."""
+        exchanges = [record for record in self.records if record["round"] < self.protocol.rounds]
+        count = max(1, len(exchanges))
+
+        def mean(column: int, user: str | None = None) -> int:
+            names = [user] if user else list(self.participants)
+            return round(sum(record["users"][name][column] for record in exchanges for name in names) / count)
+
+        users = []
+        for name, participant in self.participants.items():
+            score = self.scores.get(name, {})
+            users.append(
+                {
+                    "name": name,
+                    "task": participant.spec.task,
+                    "metric": participant.metric.label,
+                    "higher_is_better": participant.metric.higher_is_better,
+                    "model": participant.spec.model,
+                    "test": score.get("value"),
+                    "validation": self.validation.get(name),
+                    "subsets": {subset: score[subset] for subset in ("seen", "unseen") if subset in score},
+                    "bytes_up": mean(0, name),
+                    "bytes_down": mean(1, name),
+                    "tensor_up": mean(2, name),
+                    "tensor_down": mean(3, name),
+                }
+            )
+        seconds: dict[str, float] = {}
+        for record in self.records:
+            for verb, spent in record["verbs"].items():
+                seconds[verb] = seconds.get(verb, 0.0) + spent
+        paper = self.method.paper_bytes(self.protocol, len(self.participants)) if self.method else None
+        return {
+            "schema": 1,
+            "suite": self.cell.suite.name,
+            "scale": self.cell.suite.scale,
+            "method": self.cell.method.name,
+            "options": dict(self.cell.method.options),
+            "resolved": {**self.cell.resolved, **{name: dict(part.options) for name, part in self.cell.parts.items()}},
+            "seed": self.cell.seed,
+            "key": self.cell.key,
+            "protocol_key": self.cell.protocol_key,
+            "versions": dict(self.cell.versions),
+            "status": status,
+            "error": dict(error) if error else None,
+            "users": users,
+            "rounds": [
+                {name: value for name, value in record.items() if name not in ("users", "verbs")}
+                for record in self.records
+            ],
+            "bytes": {
+                "up": mean(0),
+                "down": mean(1),
+                "tensor_up": mean(2),
+                "tensor_down": mean(3),
+                "paper": paper,
+            },
+            "seconds": {
+                "total": sum(record["seconds"] for record in self.records),
+                **seconds,
+                "process": time.perf_counter() - self.started,
+            },
+            "provenance": dict(self.around.provenance),
+        }
+
+
+class Restart(Exception):
+    """A damaged checkpoint left the programs half restored: build the cell anew."""
