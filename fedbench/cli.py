@@ -1,0 +1,176 @@
+"""The command line. Each command gathers its arguments and calls one piece of the core; torch is loaded only to run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedbench.errors import UserError
+from fedbench.interfaces import KINDS
+from fedbench.version import __version__
+
+_SUITE = click.argument("suite")
+_SCALE = click.option("--scale", default="mini", show_default=True, help="Scale of the suite: mini, paper, …")
+_RESULTS = click.option("--results", type=click.Path(path_type=Path), help="Folder of run results.  [default: runs]")
+_SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the suite.")
+_PLUGIN = click.option(
+    "--plugin", "plugins", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="Load a plugin file."
+)
+_STRICT = click.option("--strict", is_flag=True, help="Make every broken plugin an error.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="fedbench")
+def cli() -> None:
+    """Benchmark federated multi-task learning: every user has its own task, model and data."""
+
+
+@cli.command()
+@_SUITE
+@_SCALE
+@click.option("--method", "methods", multiple=True, metavar="NAME[:k=v,…]", help="Run only this and local. Repeatable.")
+@click.option("--loss", "losses", multiple=True, metavar="NAME", help="Short for --method fedmuscle:loss=NAME.")
+@click.option("--seeds", metavar="0,1,2", help="Run these seeds instead of the suite's.")
+@_PLUGIN
+@click.option("--jobs", type=click.IntRange(1), help="Cells at a time.  [default: number of cores]")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:i.")
+@_RESULTS
+@click.option(
+    "--overwrite",
+    default="missing",
+    show_default=True,
+    type=click.Choice(["missing", "failed", "always", "never"]),
+    help="Which cells to run: those without a result, also failed ones, all, none.",
+)
+@_SET
+@click.option("--dry-run", is_flag=True, help="Show the cells and their state, run nothing.")
+@_STRICT
+def run(suite: str, scale: str, **given: Any) -> None:
+    """Run a suite's missing cells and show its leaderboard."""
+    from fedbench.commands import run_suite
+
+    sys.exit(run_suite(suite, scale, **given))
+
+
+@cli.command()
+@click.argument("suite_or_folder", metavar="SUITE_OR_DIR")
+@_SCALE
+@_RESULTS
+@click.option("--reference", is_flag=True, help="Show the committed reference board even where you have runs.")
+@click.option(
+    "--format",
+    "form",
+    default="table",
+    show_default=True,
+    type=click.Choice(["table", "json", "csv", "markdown", "latex"]),
+)
+@click.option(
+    "--curves", type=click.Path(path_type=Path), metavar="PNG", help="Also plot validation per round and user."
+)
+def leaderboard(suite_or_folder: str, scale: str, **given: Any) -> None:
+    """Show a board from result files: your runs if there are any, else the committed reference."""
+    from fedbench.boards import show_leaderboard
+
+    sys.exit(show_leaderboard(suite_or_folder, scale, **given))
+
+
+@cli.command()
+@_SUITE
+@_SCALE
+@_RESULTS
+@click.option("--to", "target", type=click.Path(path_type=Path), help="Folder of reference boards.  [default: results]")
+@click.option("--supersede", is_flag=True, help="Move results of another protocol aside instead of refusing.")
+def promote(suite: str, scale: str, **given: Any) -> None:
+    """Copy finished cells into the committed reference board, results/SUITE/SCALE/."""
+    from fedbench.boards import promote_suite
+
+    sys.exit(promote_suite(suite, scale, **given))
+
+
+@cli.command()
+@_SUITE
+@_SCALE
+@_SET
+@_PLUGIN
+@_STRICT
+def validate(suite: str, scale: str, overrides: Sequence[str], plugins: Sequence[Path], strict: bool) -> None:
+    """Check a suite file: keys, types, ranges, names and options."""
+    from fedbench.commands import validate_suite
+
+    validate_suite(suite, scale, overrides, plugins, strict)
+
+
+@cli.command("list")
+@click.argument("kind", required=False, type=click.Choice(KINDS))
+@_PLUGIN
+@_STRICT
+def list_(kind: str | None, plugins: Sequence[Path], strict: bool) -> None:
+    """List what can be used, of one KIND or all: user, task, model, loss, data, metric, method, engine."""
+    from fedbench.listing import show_list
+
+    show_list(kind, plugins, strict)
+
+
+@cli.command("plugins")
+@_PLUGIN
+@click.option("--traceback", is_flag=True, help="Show the traceback of every plugin that failed.")
+@_STRICT
+def plugins_(plugins: Sequence[Path], traceback: bool, strict: bool) -> None:
+    """List the plugins that were found, what they register, and those that failed to load."""
+    from fedbench.listing import show_plugins
+
+    sys.exit(show_plugins(plugins, traceback, strict))
+
+
+@cli.group()
+def data() -> None:
+    """Look at a suite's data."""
+
+
+@data.command("show")
+@_SUITE
+@_SCALE
+@_SET
+@_PLUGIN
+@click.option("--seed", default=0, show_default=True, help="Whose private data to show.")
+@click.option("--out", type=click.Path(path_type=Path), help="The PNG to write.  [default: SUITE-data.png]")
+def data_show(suite: str, scale: str, **given: Any) -> None:
+    """Write a contact sheet (PNG) of every user's samples and the public set."""
+    from fedbench.commands import show_data
+
+    show_data(suite, scale, **given)
+
+
+@cli.command()
+@_RESULTS
+@click.option("--all", "everything", is_flag=True, help="Also the cache of renders and frozen features.")
+@click.option("--yes", is_flag=True, help="Do it; without this, only say what would go.")
+def clean(**given: Any) -> None:
+    """Remove what unfinished, damaged or replaced cells left behind. Finished results stay."""
+    from fedbench.commands import clean_up
+
+    clean_up(**given)
+
+
+def main() -> None:
+    """Entry point: a `UserError` is one message and exit code 2, Ctrl-C is 130."""
+    try:
+        code = cli(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except UserError as error:
+        click.echo(f"Error: {error}", err=True)
+        code = 2
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Stopped. Every finished round is kept: the same command goes on from there.", err=True)
+        code = 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone, and nothing is left to say to it.
+        sys.stderr.close()
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)

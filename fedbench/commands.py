@@ -1,0 +1,225 @@
+"""What `fedbench run`, `validate`, `data show` and `clean` do, in the order in which they do it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedbench.errors import UserError
+
+if TYPE_CHECKING:
+    from fedbench.registry import Registry
+    from fedbench.specs import MethodSpec
+    from fedbench.suite import Suite
+
+RUNS = Path("runs")
+
+
+def open_suite(
+    suite: str, scale: str, overrides: Sequence[str], plugins: Sequence[Path], strict: bool
+) -> tuple[Suite, Registry]:
+    """Load a suite and the plugins that it and the command line name."""
+    from fedbench.discovery import discover
+    from fedbench.suite import load
+
+    loaded = load(suite, scale=scale, overrides=overrides)
+    return loaded, discover([*loaded.plugins, *plugins], strict=strict)
+
+
+def validate_suite(suite: str, scale: str, overrides: Sequence[str], plugins: Sequence[Path], strict: bool) -> None:
+    """Check a suite, names and options included, and say what it holds."""
+    from fedbench.plan import check_method, validate
+    from fedbench.suite import check_names
+
+    loaded, registry = open_suite(suite, scale, overrides, plugins, strict)
+    validate(loaded, registry)
+    for index, spec in enumerate(loaded.methods):
+        check_method(loaded, registry, spec, loaded.where(f"methods[{index}]"))
+    cells = len(loaded.methods) * len(loaded.seeds)
+    click.echo(
+        f"{loaded.name} at scale {loaded.scale} is valid: {len(loaded.users)} users, "
+        f"{len(loaded.methods)} methods, {len(loaded.seeds)} seeds, {cells} cells"
+    )
+    if loaded.planned:
+        checked = check_names(loaded, registry)
+        missing = f" Missing plugins: {', '.join(checked.missing)}." if checked.missing else ""
+        click.echo(f"It cannot run yet: {loaded.planned}{missing}")
+
+
+def run_suite(
+    suite: str,
+    scale: str,
+    *,
+    methods: Sequence[str],
+    losses: Sequence[str],
+    seeds: str | None,
+    plugins: Sequence[Path],
+    jobs: int | None,
+    device: str,
+    results: Path | None,
+    overwrite: str,
+    overrides: Sequence[str],
+    dry_run: bool,
+    strict: bool,
+) -> int:
+    """Run what is missing and print the board; the exit code is 1 where something failed."""
+    from fedbench import devices, plan, runner
+    from fedbench.boards import planned_board, print_board
+    from fedbench.progress import make_progress
+    from fedbench.provenance import collect
+    from fedbench.store import Store
+
+    loaded, registry = open_suite(suite, scale, overrides, plugins, strict)
+    if loaded.planned:
+        from fedbench.suite import check_names
+
+        missing = ", ".join(check_names(loaded, registry).missing)
+        raise UserError(
+            f"the scale '{scale}' cannot run yet: {loaded.planned}",
+            where=loaded.where(f"scale.{scale}.planned"),
+            expected=f"missing plugins: {missing}" if missing else None,
+        )
+    plan.validate(loaded, registry)
+    specs = chosen_methods(loaded, registry, methods, losses)
+    kind = devices.kind_of(devices.resolve(device))
+    cells = plan.make_cells(loaded, registry, methods=specs, seeds=parse_seeds(seeds), device=kind)
+    store = Store(results or RUNS)
+    progress = make_progress()
+    if dry_run:
+        return show_plan(cells, store)
+    store.ensure_writable()
+    pending = runner.choose(cells, store, overwrite, progress)
+    if pending:
+        preflight(loaded, registry)
+    shared = {
+        "suite": str(loaded.path or suite),
+        "scale": scale,
+        "overrides": list(overrides),
+        "plugins": [str(Path(path).resolve()) for path in [*loaded.plugins, *plugins]],
+        "device": device,
+        "results": str(store.root),
+        "provenance": {**collect(sys.argv), "device": kind},
+    }
+    outcome = runner.run(pending, shared, jobs or os.cpu_count() or 1, progress)
+    shown = planned_board(loaded, store.results(loaded.name, loaded.scale), cells)
+    print_board(shown, loaded, "table", source=f"your runs in {store.root}")
+    failed = sorted({row.status for row in shown.rows} & {"failed", "damaged", "partial"})
+    if failed and not outcome.failed and overwrite == "missing":
+        click.echo("Failed cells are kept; --overwrite failed runs them again.", err=True)
+    return 1 if outcome.failed or failed else 0
+
+
+def chosen_methods(suite: Suite, registry: Registry, methods: Sequence[str], losses: Sequence[str]) -> list[MethodSpec]:
+    """The rows to run: what the command line names plus `local`, else the suite's.
+
+    Raises:
+        UserError: an unknown method, loss or option.
+    """
+    from fedbench.plan import check_method
+    from fedbench.specs import parse_loss, parse_method
+
+    asked = [(spec, f"--method {text}") for text in methods if (spec := parse_method(text))]
+    asked += [(spec, f"--loss {text}") for text in losses if (spec := parse_loss(text))]
+    if asked:
+        local = next(spec for spec in suite.methods if spec.name == "local" and not spec.options)
+        asked = [(local, "methods"), *asked]
+    else:
+        asked = [(spec, suite.where(f"methods[{index}]")) for index, spec in enumerate(suite.methods)]
+    for spec, where in asked:
+        check_method(suite, registry, spec, where)
+    return list(dict.fromkeys(spec for spec, _ in asked))
+
+
+def parse_seeds(text: str | None) -> list[int] | None:
+    """`0,1,2` as numbers; None where none are given.
+
+    Raises:
+        UserError: not whole numbers of at least 0, or one twice.
+    """
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() for part in parts) or len(set(map(int, parts))) != len(parts):
+        raise UserError(f"these are no seeds: '{text}'", where="--seeds", expected="different whole numbers, as 0,1,2")
+    return [int(part) for part in parts]
+
+
+def preflight(suite: Suite, registry: Registry) -> None:
+    """Check data packages and weights before anything is computed.
+
+    Raises:
+        UserError: something is missing or altered; the message names the command that helps.
+    """
+    registry.create("data", suite.data_name, suite.data_options).verify()
+    for name in dict.fromkeys(user.model for user in suite.users):
+        registry.resolve("model", name).verify()
+
+
+def show_plan(cells: Sequence[Any], store: Any) -> int:
+    """Print the cells, their keys and states."""
+    from fedbench.runner import folder_of
+
+    for cell in cells:
+        click.echo(f"{folder_of(store, cell).state:<8} {cell.key[:12]} {cell.label}")
+    suite = cells[0].suite
+    click.echo(
+        f"{len(cells)} cells, {len(suite.users)} users, {suite.protocol.rounds} rounds, "
+        f"{suite.protocol.steps} local steps and {suite.protocol.iterations} alignment iterations a round"
+    )
+    return 0
+
+
+def show_data(
+    suite: str, scale: str, *, overrides: Sequence[str], plugins: Sequence[Path], seed: int, out: Path | None
+) -> None:
+    """Write the contact sheet of a suite's data."""
+    from fedbench.plan import validate
+
+    loaded, registry = open_suite(suite, scale, overrides, plugins, False)
+    if loaded.planned:
+        raise UserError(f"the scale '{scale}' cannot be shown yet: {loaded.planned}")
+    validate(loaded, registry)
+    from fedbench_plugins.data.contact_sheet import contact_sheet
+
+    world = registry.create("data", loaded.data_name, loaded.data_options)
+    world.verify()
+    views = loaded.public_views
+    sections = []
+    for user in loaded.users:
+        train = world.train(user.task, size=user.train, seed=seed, user=user.name, views=views, **user.data)
+        options = ", ".join(f"{name} {value}" for name, value in user.data.items())
+        sections.append((f"{user.name}: {user.task}, {user.train} training items, {options}", train))
+    for task in dict.fromkeys(user.task for user in loaded.users):
+        sections.append((f"test set of {task}", world.test(task, size=loaded.test)))
+    sections.append((f"public set, {loaded.public_size} items", world.public(size=loaded.public_size, views=views)))
+    path = out or Path(f"{loaded.name}-data.png")
+    contact_sheet(sections, path, attribution=world.attribution)
+    click.echo(f"wrote {path}")
+    if world.attribution:
+        click.echo(world.attribution)
+
+
+def clean_up(*, results: Path | None, everything: bool, yes: bool) -> None:
+    """Remove checkpoints of unfinished cells and files set aside; with `everything` also the cache."""
+    from fedbench.cache import default_folder
+
+    root = results or RUNS
+    cells = "*/*/*/seed*-*"
+    found = [
+        path
+        for pattern in ("checkpoint.safetensors*", "result.json.damaged-*", "result.json.old-*", ".*.*")
+        for path in root.glob(f"{cells}/{pattern}")
+    ]
+    if everything:
+        found += [path for ending in ("npy", "json", "lock") for path in default_folder().glob(f"*.{ending}")]
+    size = sum(path.stat().st_size for path in found)
+    if yes:
+        for path in found:
+            path.unlink(missing_ok=True)
+    verb = "removed" if yes else "would remove (say --yes to do it)"
+    click.echo(f"{verb}: {len(found)} files, {size / 1e6:.1f} MB")
