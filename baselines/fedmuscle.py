@@ -135,7 +135,7 @@ class FedMuscle(Method):
 
     def paper_bytes(self, protocol: Protocol, users: int) -> int:
         """T iterations of Z^n up, S^n (B^M × d) and α (B^M) down, float32, for every user."""
-        tuples = protocol.batch**protocol.others
+        tuples: int = protocol.batch**protocol.others
         up = protocol.batch * protocol.dimension
         down = tuples * protocol.dimension + tuples
         return 4 * users * protocol.iterations * (up + down)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedbench.discovery import load
     from fedbench.method import Method, ServerProgram
     from fedbench.modules import AlignmentLoss, Model
-    from fedbench.user import UserProgram
+    from fedbench.user import UserProgram, verb
 
 _LAZY = {
     "AlignmentLoss": "fedbench.modules",
@@ -25,6 +25,7 @@ _LAZY = {
     "ServerProgram": "fedbench.method",
     "UserProgram": "fedbench.user",
     "load": "fedbench.discovery",
+    "verb": "fedbench.user",
 }
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "__version__",
     "hookimpl",
     "load",
+    "verb",
 ]
 
 

@@ -41,9 +41,7 @@ class Cache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(
-                f"the cache folder cannot be made: {error}", where=str(self.folder), expected="set FEDBENCH_CACHE"
-            ) from None
+            raise self._unusable("made", error) from None
 
     def array(self, key: str, build: Callable[[], np.ndarray]) -> np.ndarray:
         """The array of `key`, memory-mapped read-only; `build()` makes it when it is missing or damaged.
@@ -78,7 +76,7 @@ class Cache:
                     return None
                 self._checked.add(name)
             array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
             return None
         return array
 
@@ -86,34 +84,55 @@ class Cache:
         import numpy as np
 
         path = self.folder / f"{name}.npy"
-        with atomic_file(path) as handle:
-            np.save(handle, np.ascontiguousarray(array), allow_pickle=False)
-        stated = {"key": key, "sha256": _file_hash(path)}
-        with atomic_file(self.folder / f"{name}.json") as handle:
-            handle.write(json.dumps(stated).encode())
+        try:
+            with atomic_file(path) as handle:
+                np.save(handle, np.asarray(array, order="C"), allow_pickle=False)
+            stated = {"key": key, "sha256": _file_hash(path)}
+            with atomic_file(self.folder / f"{name}.json") as handle:
+                handle.write(json.dumps(stated).encode())
+        except OSError as error:
+            raise self._unusable("written", error) from None
         self._checked.add(name)
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        with open(self.folder / f"{name}.lock", "w") as handle:
+        try:
+            handle = open(self.folder / f"{name}.lock", "w")  # noqa: SIM115 - closed below
+        except OSError as error:
+            raise self._unusable("written", error) from None
+        with handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
+
+    def _unusable(self, verb: str, error: OSError) -> UserError:
+        return UserError(
+            f"the cache folder cannot be {verb}: {error}",
+            where=str(self.folder),
+            expected="set FEDBENCH_CACHE to a folder with room that you may write",
+        )
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[tempfile._TemporaryFileWrapper[bytes]]:
     """A binary file that appears at `path` whole or not at all, even if the process or the machine dies."""
-    handle = tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)
+    handle = tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False)  # noqa: SIM115 - closed below
     try:
         yield handle
         handle.flush()
         os.fsync(handle.fileno())
+        os.fchmod(handle.fileno(), 0o666 & ~_umask())  # a temporary file is private, a result is not
         handle.close()
         os.replace(handle.name, path)
     except BaseException:
         handle.close()
         Path(handle.name).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    current = os.umask(0o022)
+    os.umask(current)
+    return current
 
 
 def _file_hash(path: Path) -> str:

@@ -31,6 +31,7 @@ def _rebuild(kind: type[UserError], what: str, where: str | None, expected: str 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name closest to `name`, or None where nothing is close."""
     names = list(known)
+    name = str(name)  # a TOML value may be anything
     folded = {known_name.lower(): known_name for known_name in names}
     hits = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
     return folded[hits[0]] if hits else None

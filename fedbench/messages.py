@@ -29,7 +29,7 @@ def encode(message: Message) -> bytes:
     for key, value in message.items():
         if not isinstance(key, str):
             raise TypeError(f"the message key {key!r} is not a string")
-        if isinstance(value, Tensor | _PLAIN):
+        if isinstance(value, (Tensor, *_PLAIN)):
             continue
         if isinstance(value, list | tuple) and all(isinstance(item, _PLAIN) for item in value):
             continue

@@ -43,6 +43,10 @@ class Model(nn.Module):
     features: int
     """Length of a feature vector."""
 
+    @classmethod
+    def verify(cls) -> None:
+        """Check that pretrained weights are there and unaltered, before anything runs; raise `UserError` if not."""
+
     def forward(self, x: Tensor) -> Tensor:
         """(B, ...) rows of what `prepare` returns (one view each, as float32) -> (B, features)."""
         raise NotImplementedError

@@ -109,11 +109,13 @@ def make_cell(suite: Suite, registry: Registry, spec: MethodSpec, seed: int, dev
     """One cell: its options resolved and its keys computed. Imports no plugin."""
     resolved, parts, shown = resolve_method(suite, registry, spec)
     world = protocol_identity(suite, registry, device)
+    chosen = [("method", spec.name), *((part.kind, part.name) for part in parts.values())]
+    versions = _versions(registry, chosen)
     own = {
         "method": spec.name,
         "options": resolved,
         "parts": {name: dataclasses.asdict(part) for name, part in parts.items()},
-        "versions": _versions(registry, [("method", spec.name), *((part.kind, part.name) for part in parts.values())]),
+        "versions": versions,
         "seed": seed,
     }
     return Cell(
@@ -124,7 +126,7 @@ def make_cell(suite: Suite, registry: Registry, spec: MethodSpec, seed: int, dev
         seed=seed,
         key=digest({"protocol": world, "cell": own}),
         protocol_key=digest(world),
-        versions={**world["versions"], **own["versions"]},
+        versions={**world["versions"], **versions},
     )
 
 

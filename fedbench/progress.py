@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
+from fedbench.leaderboard import provisional
 from fedbench.plan import Cell
 
 
@@ -56,8 +57,7 @@ class Progress:
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, soft_wrap=True)
         self.started_at = time.monotonic()
-        self._validation: dict[tuple[str, int], dict[int, Mapping[str, float]]] = {}
-        self._directions: Mapping[str, bool] = {}
+        self._records: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
 
     def begin(self, cells: Sequence[Cell], workers: int) -> None:
         self.total, self.done = len(cells), 0
@@ -77,7 +77,7 @@ class Progress:
 
     def round(self, cell: Cell, record: Mapping[str, Any]) -> None:
         self.estimate.round(cell, record["seconds"])
-        self._validation.setdefault((cell.method.label, cell.seed), {})[record["round"]] = record["validation"]
+        self._records.setdefault((cell.method.label, cell.seed), []).append(record)
         values = " ".join(f"{value:.1f}" for value in record["validation"].values())
         self.line(
             f"{cell.label}: round {record['round'] + 1}/{cell.suite.protocol.rounds + 1}"
@@ -109,12 +109,11 @@ class Progress:
 
     def provisional(self, cell: Cell, number: int) -> str:
         """The provisional Δ% on validation, where local training of the same seed has reached the same round."""
-        own = self._validation[cell.method.label, cell.seed][number]
-        base = self._validation.get(("local", cell.seed), {}).get(number)
-        if base is None or cell.method.name == "local":
+        local = self._records.get(("local", cell.seed))
+        if local is None or cell.method.name == "local":
             return ""
-        ratios = [(own[user] - base[user]) / base[user] * 100 for user in own if base.get(user)]
-        return f", provisional Δ {sum(ratios) / len(ratios):+.1f} % (validation)" if ratios else ""
+        known = provisional(self._records[cell.method.label, cell.seed], local)
+        return f", provisional Δ {known.mean:+.1f} % on validation" if known and known.round == number else ""
 
 
 class TerminalProgress(Progress):
@@ -148,7 +147,7 @@ class TerminalProgress(Progress):
 
     def round(self, cell: Cell, record: Mapping[str, Any]) -> None:
         self.estimate.round(cell, record["seconds"])
-        self._validation.setdefault((cell.method.label, cell.seed), {})[record["round"]] = record["validation"]
+        self._records.setdefault((cell.method.label, cell.seed), []).append(record)
         note = self.provisional(cell, record["round"]).removeprefix(", ")
         self._bars.update(self._tasks[cell.key], advance=1, note=note)
         self._bars.update(self._all, note=self.remaining().removeprefix(", "))

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ def run_cell(cell: Cell, folder: CellFolder, around: Surroundings) -> dict[str, 
             "failed", {"kind": "raised", "message": message, "user": None, "trace": traceback.format_exc()}
         )
     folder.write(result)
-    folder.checkpoint_path.unlink(missing_ok=True)
+    if result["status"] == "done":
+        folder.checkpoint_path.unlink(missing_ok=True)
     for observer in around.observers:
         observer.cell_finished(description, result)
     return result
@@ -139,7 +141,9 @@ class CellRun:
         return engine, method.Server(method, self.protocol, self.federation, suite.public_size, seed)
 
     def _score(self) -> None:
-        self.validation = {user: float(reply["value"]) for user, reply in self.federation.evaluate("validation").items()}
+        self.validation = {
+            user: float(reply["value"]) for user, reply in self.federation.evaluate("validation").items()
+        }
 
     def _round(self, r: int, work: Callable[[], None]) -> None:
         self.federation.meter = meter = Meter()
@@ -192,7 +196,7 @@ class CellRun:
             self.federation.alive = list(whole["alive"])
             self.records = list(whole["records"])
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            aside = self.folder.set_aside(path)
+            aside = _set_aside(path)
             self.around.notify("note", {"text": f"damaged checkpoint set aside as {aside.name}: {error}"})
             raise Restart from None
         self.around.notify("resumed", {"rounds": len(self.records)})
@@ -205,7 +209,8 @@ class CellRun:
 
         def mean(column: int, user: str | None = None) -> int:
             names = [user] if user else list(self.participants)
-            return round(sum(record["users"][name][column] for record in exchanges for name in names) / count)
+            total: int = sum(record["users"][name][column] for record in exchanges for name in names)
+            return round(total / count)
 
         users = []
         for name, participant in self.participants.items():
@@ -263,6 +268,13 @@ class CellRun:
             },
             "provenance": dict(self.around.provenance),
         }
+
+
+def _set_aside(path: Path) -> Path:
+    number = 1
+    while (target := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    return path.rename(target)
 
 
 class Restart(Exception):

@@ -69,9 +69,7 @@ def folder_of(store: Store, cell: Cell) -> CellFolder:
     return store.cell(suite.name, suite.scale, method.name, dict(method.options), cell.seed, cell.key)
 
 
-def run(
-    jobs: Sequence[Job], request: Mapping[str, Any], count: int, progress: Progress
-) -> Outcome:
+def run(jobs: Sequence[Job], request: Mapping[str, Any], count: int, progress: Progress) -> Outcome:
     """Run the jobs, `count` at a time, and report to `progress`.
 
     Args:
