@@ -94,10 +94,21 @@ def print_board(shown: Board, suite: Suite | None, form: str, *, source: str) ->
     title = (
         f"{shown.suite or (suite.name if suite else '')} · {shown.scale or (suite.scale if suite else '')} · {source}"
     )
-    controls = {spec.label for spec in suite.controls} if suite else set()
+    controls = _shown_controls(suite) if suite else set()
     click.echo(
         render(shown, form, title=title, controls=controls, published=dict(suite.reference) if suite else None).rstrip()
     )
+
+
+def _shown_controls(suite: Suite) -> set[str]:
+    """Labels of the control rows, as rows show them."""
+    from fedbench.discovery import default_registry
+    from fedbench.plan import resolve_method
+
+    try:
+        return {resolve_method(suite, default_registry(), spec)[2].label for spec in suite.controls}
+    except UserError:
+        return {spec.label for spec in suite.controls}
 
 
 def promote_suite(suite: str, scale: str, *, results: Path | None, target: Path | None, supersede: bool) -> int:

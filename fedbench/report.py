@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,10 +47,11 @@ class Page:
         """Whether any row is a control."""
         return any(self.name(row).endswith("†") for row in self.board.rows)
 
-    def notes(self) -> list[str]:
-        """What must be read with the numbers, one line each."""
+    def notes(self, *, paths: bool = False) -> list[str]:
+        """What must be read with the numbers, one line each; paths of this machine only where asked for."""
         lines = [f"{label_of(row)}: {row.cause}" for row in self.board.rows if row.cause]
-        lines += [*self.board.notes, *(f"damaged file: {entry.path}: {entry.why}" for entry in self.board.damaged)]
+        lines += self.board.notes
+        lines += [f"damaged file: {entry.path}: {entry.why}" for entry in self.board.damaged] if paths else []
         if self.marks_controls():
             lines.append("†: a control, no method: what it gains is no collaboration")
         return [clean(line) for line in lines]
@@ -153,7 +155,7 @@ def _csv(page: Page) -> str:
         cells = {name: values[name] for name in plain}
         cells["options"] = json.dumps(row.options, sort_keys=True, ensure_ascii=False)
         cells["seeds_compared"] = " ".join(map(str, row.seeds_compared))
-        cells |= {f"delta_{task}": mean for task, mean in row.tasks.items()}
+        cells |= {f"task_{task}_delta": mean for task, mean in row.tasks.items()}
         for name, user in row.users.items():
             cells[f"{name}_delta"] = user["delta"]
             for score in scores_of(user):
@@ -266,10 +268,8 @@ _LATEX = {
 
 
 def _escape_latex(text: str) -> str:
-    text = clean(text)
-    if text[:1] in "+-" and text[1:].replace(".", "", 1).isdigit():
-        return f"${text}$"
-    return "".join(_LATEX.get(character, character) for character in text)
+    escaped = "".join(_LATEX.get(character, character) for character in clean(text))
+    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)
 
 
 FORMATS: Mapping[str, Callable[[Page], str]] = {

@@ -132,8 +132,7 @@ def load(path_or_name: str, *, scale: str = BASE_SCALE, overrides: Sequence[str]
             _check_other(document, other)
     for text in overrides:
         chosen = overridden(chosen, text)
-        suite = _suite(chosen, scale)
-    return suite
+    return _suite(chosen, scale) if overrides else suite
 
 
 def scales(path_or_name: str) -> list[str]:
@@ -157,7 +156,7 @@ def _check_other(document: Document, scale: str) -> None:
 
 def _suite(document: Document, scale: str) -> Suite:
     root = Table(document)
-    name = root.text("name", pattern=parts.PLAIN_WORD, expected="lower-case letters, digits and '-'")
+    name = root.text("name", pattern=parts.PLAIN_WORD, expected=parts.PLAIN_WORD_EXPECTED)
     data = root.table("data")
     public = root.table("public", title="[public] ")
     public.only(("size", "views"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from fedbench.errors import UserError, unknown
 from fedbench.interfaces import Protocol, UserSpec
 from fedbench.specs import MethodSpec, parse_method
 from fedbench.suite_source import BASE_SCALE, PROTOCOL_KEYS, Document
-from fedbench.suite_table import Table, shown
+from fedbench.suite_table import Table, finite, shown
 
 SECTIONS = (
     "name",
@@ -33,6 +34,7 @@ SECTIONS = (
 """The keys of a suite, once `extends` and `scale` are resolved."""
 NOT_IN_A_SCALE = ("name", "extends", "scale")
 PLAIN_WORD = r"[a-z0-9][a-z0-9-]*"
+PLAIN_WORD_EXPECTED = "lower-case letters, digits and '-'"
 LOCAL = MethodSpec("local")
 """The method that every suite has: Δ% is measured against it."""
 
@@ -60,6 +62,8 @@ def check_outline(document: Document) -> None:
         if name == BASE_SCALE:
             expected = "its tables stand outside [scale.NAME]"
             raise UserError(f"'{name}' is the base scale", where=scales.where(name), expected=expected)
+        if not re.fullmatch(PLAIN_WORD, name):
+            raise UserError(f"a scale is named '{name}'", where=scales.where(name), expected=PLAIN_WORD_EXPECTED)
         scale = scales.table(name, title=f"[scale.{name}] ")
         for key in NOT_IN_A_SCALE:
             if key in scale.values:
@@ -216,7 +220,7 @@ def reference_of(root: Table) -> dict[str, Any]:
     source, columns = table.text("source"), table.texts("columns")
     rows = table.table("rows")
     for name, row in rows.values.items():
-        if not isinstance(row, list) or any(isinstance(cell, bool) or not _cell(cell) for cell in row):
+        if not isinstance(row, list) or not all(_cell(cell) for cell in row):
             raise rows.wrong(name, "a list of numbers or text")
         if len(row) != len(columns):
             what = f"{rows.label(name)} has {len(row)} values for {len(columns)} columns"
@@ -225,7 +229,7 @@ def reference_of(root: Table) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, int | float) and value == value)
+    return isinstance(value, str) or finite(value) is not None
 
 
 def tuning_of(root: Table) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.errors import UserError, unknown
-from fedbench.suite_source import PROTOCOL_KEYS, Document, absolute
+from fedbench.suite_source import DEEPEST, PROTOCOL_KEYS, Document, absolute, too_deep
 from fedbench.toml_lines import Key
 
 SETTABLE = ("seeds", "methods", "controls", "plugins", "protocol", "data", "public", "rates", "user", "method", "loss")
@@ -16,7 +16,7 @@ SETTABLE = ("seeds", "methods", "controls", "plugins", "protocol", "data", "publ
 
 
 def overridden(document: Document, text: str) -> Document:
-    """A valid document with one `--set KEY=VALUE` applied.
+    """A document with one `--set KEY=VALUE` applied; whether it is valid then is checked after the last one.
 
     A bare key that is a field of the protocol means `protocol.KEY`; `user.NAME.KEY` means the user of that name;
     the value is a TOML value, or else text. A table merges with what is there.
@@ -36,21 +36,25 @@ def overridden(document: Document, text: str) -> Document:
     value = _value(value_text)
     if key == ("plugins",):
         value = absolute(value, Path.cwd())
-    if key[0] == "rates" and len(key) > 1 and key[1] not in document.tables["rates"]:
-        raise unknown("rates", key[1], document.tables["rates"], where=where)
+    if key[0] == "rates" and len(key) > 1:
+        rates = document.tables.get("rates")
+        if isinstance(rates, dict) and key[1] not in rates:
+            raise unknown("rates", key[1], rates, where=where)
     if key[0] == "user" and len(key) > 1:
         return _user_overridden(document, key[1], key[2:], value, where)
     return document.merged(_nested(document.file, (), key, value, where))
 
 
 def _user_overridden(document: Document, user: str, key: tuple[str, ...], value: Any, where: str) -> Document:
-    names = [table["name"] for table in document.tables["user"]]
+    written = document.tables.get("user")
+    tables = written if isinstance(written, list) else []
+    names = [table.get("name") if isinstance(table, dict) else None for table in tables]
     if user not in names:
-        raise unknown("user", user, names, where=where)
+        raise unknown("user", user, [name for name in names if isinstance(name, str)], where=where)
     if not key and not isinstance(value, dict):
         raise UserError(f"user.{user} is a table", where=where, expected=f"--set user.{user}.KEY=VALUE")
     at: Key = ("user", names.index(user))
-    model = document.tables["user"][at[1]]["model"]
+    model = tables[names.index(user)].get("model")
     if key[:1] == ("model",) and len(key) > 1 and isinstance(model, str):
         # The short form of a model has to become a table before an option can join it.
         table = _nested(document.file, at, ("model",), {"name": model}, document.where((*at, "model")))
@@ -66,7 +70,10 @@ def _nested(file: str, at: Key, key: tuple[str, ...], value: Any, where: str) ->
     full: Key = (*at, *key)
     # The section itself stays where its file writes it.
     parents = {full[:length]: where for length in range(max(2, len(at) + 1), len(full) + 1)}
-    return Document(file, tables, parents | {full: where} | dict.fromkeys(_paths(value, full), where))
+    inner = list(_paths(value, full))
+    if any(len(path) > DEEPEST for path in (full, *inner)):
+        raise too_deep(where)
+    return Document(file, tables, parents | {full: where} | dict.fromkeys(inner, where))
 
 
 def _paths(value: Any, at: Key) -> Iterator[Key]:

@@ -15,6 +15,8 @@ from fedbench.errors import UserError, nearest, unknown
 from fedbench.interfaces import Protocol
 from fedbench.toml_lines import Key, key_lines
 
+DEEPEST = 50
+"""How many tables and lists may stand in each other: far more than a suite needs, far less than Python's stack."""
 BASE_SCALE = "mini"
 """The scale that the tables outside `[scale.NAME]` describe."""
 PROTOCOL_KEYS = tuple(item.name for item in fields(Protocol))
@@ -175,10 +177,18 @@ def _parse(path: Path) -> Document:
         tables = tomllib.loads(text)
         lines = {key: f"{path}:{line}" for key, line in key_lines(text).items()}
     except RecursionError:
-        raise UserError("nested too deeply", where=str(path)) from None
+        raise too_deep(str(path)) from None
     except ValueError as error:
         raise _syntax_error(path, text, str(error)) from None
+    for key, where in lines.items():
+        if len(key) > DEEPEST:
+            raise too_deep(where)
     return Document(str(path), tables, lines)
+
+
+def too_deep(where: str) -> UserError:
+    """The error for tables and lists nested beyond `DEEPEST`."""
+    return UserError("nested too deeply", where=where, expected=f"at most {DEEPEST} levels")
 
 
 def _syntax_error(path: Path, text: str, message: str) -> UserError:

@@ -89,7 +89,7 @@ class Table:
         """A finite number above 0, or of at least 0."""
         expected = "a number above 0" if positive else "a number, at least 0"
         value = self._get(key, expected, default)
-        number = _finite(value)
+        number = finite(value)
         if number is None or number < 0 or (positive and number == 0):
             raise self.wrong(key, expected)
         return number
@@ -146,7 +146,8 @@ class Table:
         return default
 
 
-def _finite(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
+    """A finite number as a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -161,4 +162,4 @@ def _plain(value: Any) -> bool:
         return all(_plain(inner) for inner in value.values())
     if isinstance(value, list):
         return all(_plain(inner) for inner in value)
-    return isinstance(value, bool | int | str) or _finite(value) is not None
+    return isinstance(value, bool | int | str) or finite(value) is not None

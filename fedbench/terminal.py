@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_USER_WIDTH = 13
-_NAME_WIDTH = 20
-_RANKED_NAME_WIDTH = 24
+_NAME_WIDTH = 22
+_LEAST_NAME_WIDTH = 16
 _STATUS = {"done": "", "partial": "yellow", "stale": "yellow", "failed": "bold red", "damaged": "bold red"}
 
 
@@ -44,7 +43,7 @@ def table(page: report.Page) -> str:
     for grid in tables:
         console.print(grid)
         console.print()
-    for note in page.notes():
+    for note in page.notes(paths=True):
         console.print(Padding(Text(note, style="yellow"), (0, 0, 0, 2)))
     console.print(Text(report.LEGEND, style="dim"))
     if page.published:
@@ -63,7 +62,7 @@ def _ranking(page: report.Page) -> Table:
         state = "" if row.status == "done" else f"\n{row.status}"
         cells = [
             _text(str(row.rank or "")),
-            _name(page, row, _RANKED_NAME_WIDTH),
+            _name(page, row, _NAME_WIDTH),
             _delta(row.delta_mean, 2, bold=True),
             _text(report.fixed(report.half_width(row))),
             _text(f"{row.seeds_done}/{row.seeds_total}{state}", _STATUS.get(row.status, "yellow")),
@@ -86,9 +85,12 @@ def _by_user(page: report.Page, names: Sequence[str]) -> Table:
         metrics = ", ".join(dict.fromkeys(metric + ("" if up else " ↓") for _, metric, up in parts))
         headers.append("\n".join(map(report.clean, (name, tasks, metrics))))
     grid = _grid(["method", *headers])
+    digits = _delta_width(page)
+    name_width = max(_LEAST_NAME_WIDTH, min(_NAME_WIDTH, page.width - len(names) * _user_width(page)))
     for row in page.board.rows:
         if row.users:
-            grid.add_row(_name(page, row), *(_scores(row.users.get(name)) for name in names))
+            scores = (_scores(row.users.get(name), digits) for name in names)
+            grid.add_row(_name(page, row, name_width), *scores)
     return grid
 
 
@@ -97,7 +99,7 @@ def _by_task(page: report.Page) -> Table:
     grid = _grid(["method", *(f"{report.clean(task)} Δ%" for task in tasks)])
     for row in page.board.rows:
         if row.users:
-            grid.add_row(_name(page, row), *(_delta(row.tasks.get(task), 2) for task in tasks))
+            grid.add_row(_name(page, row, _NAME_WIDTH), *(_delta(row.tasks.get(task), 2) for task in tasks))
     return grid
 
 
@@ -112,18 +114,28 @@ def _published(page: report.Page) -> Table:
 def _chunks(page: report.Page) -> list[list[str]]:
     """The users in groups that fit the width beside the method's name."""
     names = list(page.board.users)
-    fit = max(1, (page.width - _NAME_WIDTH) // _USER_WIDTH)
+    fit = max(1, (page.width - _LEAST_NAME_WIDTH) // _user_width(page))
     return [names[start : start + fit] for start in range(0, len(names), fit)]
 
 
-def _scores(user: Mapping[str, Any] | None) -> Text:
+def _user_width(page: report.Page) -> int:
+    return len("00.00 ") + _delta_width(page) + 2
+
+
+def _delta_width(page: report.Page) -> int:
+    """Characters of the longest Δ% of a user."""
+    scores = (score for row in page.board.rows for user in row.users.values() for score in report.scores_of(user))
+    return max((len(report.signed(score["delta"], 1)) for score in scores), default=1)
+
+
+def _scores(user: Mapping[str, Any] | None, digits: int) -> Text:
     from rich.text import Text
 
     text = Text(justify="right", no_wrap=True)
     scores = report.scores_of(user)
     for index, score in enumerate(scores):
-        text.append(("\n" if index else "") + report.fixed(score["value"]))
-        text.append_text(_delta(score["delta"], 1, width=7))
+        text.append(("\n" if index else "") + report.fixed(score["value"]) + " ")
+        text.append_text(_delta(score["delta"], 1, width=digits))
     return text if scores else _text("–")
 
 
@@ -132,7 +144,7 @@ def _delta(value: float | None, digits: int, *, bold: bool = False, width: int =
     return _text(report.signed(value, digits).rjust(width), f"bold {colour}".strip() if bold else colour)
 
 
-def _name(page: report.Page, row: Row, width: int = _NAME_WIDTH) -> Text:
+def _name(page: report.Page, row: Row, width: int) -> Text:
     """The method's name with its options dimmed, broken between options; a control is dimmed as a whole."""
     name = report.clean(page.name(row))
     lines = [""]

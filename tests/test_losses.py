@@ -180,29 +180,36 @@ def test_gramian_gradients(tuples: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("models, batch", [(2, 5), (4, 4), (5, 3), (6, 2)])
-def test_chunks_and_short_tails_change_nothing(models: int, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tail, chunk, longest", [(2**21, 2**19, 5), (2**21, 50, 5), (8, 2, 3)])
+@pytest.mark.parametrize("models, batch", [(2, 5), (3, 5), (4, 4), (5, 3), (6, 2)])
+def test_chunks_and_short_tails_change_nothing(
+    models: int, batch: int, tail: int, chunk: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     anchor, others = unit(batch, 6, seed=1), unit(models, batch, 6, seed=2)
     whole = value_and_gradients(Muscle(), anchor, others)
-    monkeypatch.setattr(contraction, "CHUNK", 2)
-    monkeypatch.setattr(contraction, "TAIL", 8)
-    assert contraction.tail_length(models, batch) < max(3, models - 1)
+    monkeypatch.setattr(contraction, "FLAT", 0)
+    monkeypatch.setattr(contraction, "TAIL", tail)
+    monkeypatch.setattr(contraction, "CHUNK", chunk)
+    assert contraction.tail_length(models, batch) <= min(longest, max(2, models - 1))
     torch.testing.assert_close(value_and_gradients(Muscle(), anchor, others), whole)
     fixed = anchor.clone().requires_grad_()
     Muscle()(fixed, others).backward()
     torch.testing.assert_close(fixed.grad, whole[1])
 
 
-@pytest.mark.parametrize("tail", [2**21, 8])
+@pytest.mark.parametrize("leaf", [2**20, 8])
 @pytest.mark.parametrize("models, batch", [(2, 4), (3, 4), (5, 2)])
-def test_term_by_term_beyond_float64(models: int, batch: int, tail: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contraction, "TAIL", tail)
+def test_term_by_term_beyond_float64(models: int, batch: int, leaf: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contraction, "LEAF", leaf)
     anchor, others = unit(batch, 3, seed=5), unit(models, batch, 3, seed=6)
     others[1] = -others[0].roll(1, 0)  # the pair factors range over exp(±1/tau_prev)
     options = {"tau": 0.01, "tau_prev": 0.001}
     got = value_and_gradients(Muscle(**options), anchor, others)
     expected = value_and_gradients(lambda a, o: naive_muscle(a, o, **options), anchor, others)
     torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-6)
+    fixed = anchor.clone().requires_grad_()
+    Muscle(**options)(fixed, others).backward()
+    torch.testing.assert_close(fixed.grad, expected[1], rtol=1e-7, atol=1e-6)
     single = Muscle(**options)(anchor.float(), others.float())
     assert single.dtype == torch.float32
     assert single.item() == pytest.approx(expected[0].item(), rel=1e-4)
@@ -243,7 +250,7 @@ def test_the_order_of_the_others_does_not_matter(shape: tuple[int, int, int, int
 
 
 @pytest.mark.parametrize("tau, tau_prev", [(0.2, 0.15), (0.02, 0.015), (0.02, 0.01)])
-@pytest.mark.parametrize("models, batch", [(1, 32), (2, 32), (3, 32), (3, 17), (4, 13), (4, 32), (5, 7)])
+@pytest.mark.parametrize("models, batch", [(1, 32), (2, 32), (3, 32), (3, 17), (4, 13), (4, 32), (5, 7), (5, 32)])
 def test_identical_rows_cost_m_log_b(models: int, batch: int, tau: float, tau_prev: float) -> None:
     row = unit(1, 128, seed=9, dtype=torch.float32)
     anchor, others = row.repeat(batch, 1).requires_grad_(), row.repeat(models, batch, 1)

@@ -51,7 +51,11 @@ def test_specs_sort_by_label_and_do_not_follow_the_callers_dict() -> None:
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}(\.[a-z]{1,3})?", fullmatch=True)
 values = st.one_of(
-    st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(), st.from_regex(r"[-0-9.e]*")
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(),
+    st.from_regex(r"[-0-9.e]*"),
 )
 
 
@@ -65,8 +69,10 @@ def test_a_label_is_read_back_as_the_same_spec(options: dict[str, Value]) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":", "fedmuscle:", ":a=1", "a b", "../x", "x:a", "x:a=", "x:=1", "x:a=1,,b=2", "x:a=1,", "x:a-b=1", "x:.a=1"]
-    + ['x:a="b', 'x:a="b"c', 'x:a=b"c"', "x:a=1e999", "x:a=" + "9" * 5000],
+    [
+        *("", ":", "fedmuscle:", ":a=1", "a b", "../x", "x:a", "x:a=", "x:=1", "x:a=1,,b=2", "x:a=1,", "x:a-b=1"),
+        *("x:.a=1", 'x:a="b', 'x:a="b"c', 'x:a=b"c"', "x:a=1e999", "x:a=" + "9" * 5000),
+    ],
 )
 def test_refuses_malformed_specs(text: str) -> None:
     with pytest.raises(UserError):

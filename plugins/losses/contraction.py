@@ -18,14 +18,18 @@ Pairs = Mapping[tuple[int, int], Tensor]
 """For models p < q a (B, B) matrix [j_p, j_q]."""
 
 CHUNK = 2**19
-"""Elements of the largest temporary."""
+"""Elements of each temporary of a chunk."""
+FLAT = 2**18
+"""Up to this B^M the tail covers all models: fewer, larger steps."""
 TAIL = 2**21
 """Elements of the largest tail; further leading indices are fixed one by one beyond it."""
+LEAF = 2**20
+"""Terms that `log_contract` holds at once."""
 
 
 def tail_length(models: int, batch: int) -> int:
-    """How many trailing models the tail covers: all but the first, fewer where B^M is large."""
-    length = models if models <= 2 else models - 1
+    """How many trailing models the tail covers: all, all but the first, or fewer as B^M grows."""
+    length = models if models <= 2 or batch**models <= FLAT else models - 1
     while length > 2 and batch**length > TAIL:
         length -= 1
     return length
@@ -107,11 +111,11 @@ def _leaf(kernels: Sequence[Tensor], tail: Tensor, marginals: bool) -> tuple[Ten
 def log_contract(logits: Sequence[Tensor], pairs: Pairs) -> Tensor:
     """log inner (R,) from logarithms of all factors, term by term: for factors too far apart for float64.
 
-    B^{M+1} exponentials instead of multiply-adds, so some fifty times slower than `contract`; differentiable.
+    B^{M+1} exponentials instead of multiply-adds, so 10 to 100 times slower than `contract`; differentiable.
     """
     head, *rest = logits
     rows, batch = head.shape
-    if rows * batch ** len(logits) <= TAIL or not rest:
+    if rows * batch ** len(logits) <= LEAF or not rest:
         models = 1 + max((q for _, q in pairs), default=0)
         factors = [pairs[p, q] for p in range(models - len(logits), models) for q in range(p + 1, models)]
         found: Tensor = checkpoint(

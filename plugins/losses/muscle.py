@@ -107,13 +107,16 @@ def _muscle(
     rows = others.flatten(0, 1)
     logits = (anchor @ rows.T / tau).view(batch, models, batch)
     logits = logits - logits.detach().amax(-1, keepdim=True)
-    between = rows @ rows.T
-    low, high = between.detach().aminmax()
-    between = ((between - low) * -gamma).view(models, batch, models, batch)
-    pairs = {(p, q): between[p, :, q] for p in range(models) for q in range(p + 1, models)}
-    agreement = between.diagonal(dim1=1, dim2=3).permute(2, 0, 1).triu(1).sum((1, 2))
-    positives = logits.diagonal(dim1=0, dim2=2).sum(0) + agreement
-    span = len(pairs) * gamma * float(high - low) if pairs else 0.0
+    positives = logits.diagonal(dim1=0, dim2=2).sum(0)
+    pairs: dict[tuple[int, int], Tensor] = {}
+    span = 0.0
+    if models > 1:
+        between = rows @ rows.T
+        low, high = between.detach().aminmax()
+        between = ((between - low) * -gamma).view(models, batch, models, batch)
+        pairs = {(p, q): between[p, :, q] for p in range(models) for q in range(p + 1, models)}
+        positives = positives + between.diagonal(dim1=1, dim2=3).permute(2, 0, 1).triu(1).sum((1, 2))
+        span = len(pairs) * gamma * float(high - low)
     partition, found = _log_partition(logits, pairs, span, marginals)
     return (partition.to(logits.dtype) - positives).mean(), found
 
