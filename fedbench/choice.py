@@ -26,6 +26,10 @@ class Chosen:
     states: dict[int, str] = field(default_factory=dict)
     causes: dict[int, str] = field(default_factory=dict)
     stale: bool = False
+    folder: str = ""
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder or slug(self.method, self.options)
 
     @property
     def identity(self) -> Identity:
@@ -70,14 +74,14 @@ def gather(
     if strays:
         notes.append("not shown: results of seeds that are not planned: " + ", ".join(map(str, sorted(strays))))
     broken = _by_place(damaged)
-    slugs = {slug(row.method, row.options) for row in rows.values()}
-    for name in sorted({name for name, _ in broken} - slugs):
-        rows[identity(name, {})] = Chosen(name, {})
+    known = {row.folder for row in rows.values()}
+    for name in sorted({name for name, _ in broken} - known):  # all that is known of it is its folder
+        rows[identity(name, {})] = Chosen(name, {}, folder=name)
     for key, row in rows.items():
         notes += _fill(row, found.get(key, []), versions)
         for seed in seeds:
             if seed not in row.done and seed not in row.states:
-                bad = broken.get((slug(row.method, row.options), seed))
+                bad = broken.get((row.folder, seed))
                 row.states[seed] = "damaged" if bad else "missing"
                 row.causes.setdefault(seed, f"damaged: {bad.why}" if bad else "not run")
     return rows, notes
@@ -115,7 +119,7 @@ def _fill(row: Chosen, results: Sequence[Result], versions: Mapping[str, str] | 
     for result in sorted(newest, key=lambda result: (result["status"] == "done", age(result))):
         seed = result["seed"]
         if seed in row.done:
-            notes.append(f"{slug(row.method, row.options)} seed {seed} has several results: the newest is shown")
+            notes.append(f"{row.folder} seed {seed} has several results: the newest is shown")
         if result["status"] == "done":
             row.done[seed] = result
             row.states.pop(seed, None)

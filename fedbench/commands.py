@@ -95,7 +95,7 @@ def run_suite(
     store.ensure_writable()
     pending = runner.choose(cells, store, overwrite, progress)
     if pending:
-        preflight(loaded, registry)
+        preflight(loaded, registry, pending[0].cell.seed)
     shared = {
         "suite": str(loaded.path or suite),
         "scale": scale,
@@ -149,15 +149,25 @@ def parse_seeds(text: str | None) -> list[int] | None:
     return [int(part) for part in parts]
 
 
-def preflight(suite: Suite, registry: Registry) -> None:
-    """Check data packages and weights before anything is computed.
+def preflight(suite: Suite, registry: Registry, seed: int) -> None:
+    """Check data packages, weights and every user's data options before anything is computed.
 
     Raises:
         UserError: something is missing or altered; the message names the command that helps.
     """
-    registry.create("data", suite.data_name, suite.data_options).verify()
+    world = registry.create("data", suite.data_name, suite.data_options)
+    world.verify()
     for name in dict.fromkeys(user.model for user in suite.users):
         registry.resolve("model", name).verify()
+    for index, user in enumerate(suite.users):
+        try:
+            world.train(
+                user.task, size=user.train, seed=seed, user=user.name, views=suite.public_views, **dict(user.data)
+            )
+            registry.create("model", user.model, user.model_options)
+        except UserError as error:
+            place = f"{suite.where(f'user[{index}].data')}, {user.name}"
+            raise UserError(error.what, where=place, expected=error.expected) from None
 
 
 def show_plan(cells: Sequence[Any], store: Any) -> int:

@@ -22,7 +22,9 @@ def resolve(wish: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name, _, number = wish.partition(":")
     if name not in ("cpu", "cuda") or (number and (name == "cpu" or not number.isdigit())):
-        raise UserError(f"there is no device '{wish}'", where="--device", expected="auto, cpu, cuda or cuda:0, cuda:1, …")
+        raise UserError(
+            f"there is no device '{wish}'", where="--device", expected="auto, cpu, cuda or cuda:0, cuda:1, …"
+        )
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("this machine has no CUDA device", where="--device", expected="use --device cpu")
     if number and int(number) >= torch.cuda.device_count():

@@ -148,7 +148,9 @@ class Engine(ABC):
         """Take the users, by name, in user order."""
 
     @abstractmethod
-    def ask(self, verb: str, messages: Mapping[str, bytes], *, timeout: float | None = None) -> dict[str, bytes | Fault]:
+    def ask(
+        self, verb: str, messages: Mapping[str, bytes], *, timeout: float | None = None
+    ) -> dict[str, bytes | Fault]:
         """Send each named user its encoded message; the encoded replies, or `Fault`s, in user order.
 
         Messages are opaque bytes to an engine: what it is handed is what is metered.

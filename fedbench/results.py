@@ -100,7 +100,7 @@ def plain(value: Any, place: str = "result") -> Any:
 
 def canonical(value: Any) -> str:
     """The one JSON text of a value: keys sorted, no blanks, no NaN."""
-    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _text(plain(value))
 
 
 def seal(result: Mapping[str, Any]) -> Result:
@@ -184,9 +184,11 @@ def _fault(result: Any) -> str | None:
     if len(set(rows)) < len(rows):
         return "it scores a user's task twice"
     try:
-        digest = _sha256(canonical({key: value for key, value in result.items() if key != "digest"}))
+        digest = _sha256(_text({key: value for key, value in result.items() if key != "digest"}))
     except RecursionError:
         return "it is nested too deeply"
+    except ValueError:
+        return "it holds a number or a character out of range"
     return None if digest == result["digest"] else "its content does not match its digest (edited or cut)"
 
 
@@ -271,6 +273,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("a key occurs twice in one object")
     return found
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def _sha256(text: str) -> str:

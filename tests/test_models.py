@@ -349,7 +349,7 @@ def test_small_nets_learn_to_tell_stripes_apart(kind: type[Model]) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     for _ in range(40):
         optimizer.zero_grad()
-        F.cross_entropy(net(images.to(torch.uint8)), targets).backward()
+        F.cross_entropy(net(images.to(torch.uint8)), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     assert (net(images.to(torch.uint8)).argmax(1) == targets).float().mean() > 0.95
 

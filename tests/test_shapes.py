@@ -7,11 +7,11 @@ import time
 
 import numpy as np
 import pytest
-from fedbench_plugins.data.shape_painter import DISTANCES, PALETTE, Scenes, paint
-from fedbench_plugins.data.shapes import COLOURS, SHAPES, ShapesWorld
 
 from fedbench.errors import UserError
 from fedbench.interfaces import Samples
+from fedbench_plugins.data.shape_painter import DISTANCES, PALETTE, Scenes, paint
+from fedbench_plugins.data.shapes import COLOURS, SHAPES, ShapesWorld
 
 TASKS = ("mlc", "ic100", "ic10")
 world = ShapesWorld()

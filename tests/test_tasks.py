@@ -69,5 +69,5 @@ def test_heads_are_linear_and_trained_by_the_loss(task: ImageClassification | Mu
     multi = isinstance(task, MultiLabelClassification)
     targets = torch.ones(4, 3, dtype=torch.uint8) if multi else torch.tensor([0, 1, 2, 0])
     loss = task.loss(outputs, targets)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     assert loss.shape == () and all(parameter.grad is not None for parameter in head.parameters())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
-from fedbench_plugins.data.shape_painter import DISTANCES, PALETTE, SLOTS, Scenes, another_view, paint
 
 from fedbench.errors import UserError, unknown
 from fedbench.interfaces import Samples, World
 from fedbench.seeds import Coordinate, derive, numpy_generator
+from fedbench_plugins.data.shape_painter import DISTANCES, PALETTE, SLOTS, Scenes, another_view, paint
 
 SHAPES = tuple(DISTANCES)
 COLOURS = tuple(PALETTE)

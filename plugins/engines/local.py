@@ -20,7 +20,9 @@ class LocalEngine(Engine):
     def start(self, users: Mapping[str, UserHandle]) -> None:
         self._users = dict(users)
 
-    def ask(self, verb: str, messages: Mapping[str, bytes], *, timeout: float | None = None) -> dict[str, bytes | Fault]:
+    def ask(
+        self, verb: str, messages: Mapping[str, bytes], *, timeout: float | None = None
+    ) -> dict[str, bytes | Fault]:
         # A verb in this process cannot be interrupted, so the timeout is left to engines with a carrier.
         return {user: self._call(user, verb, messages[user]) for user in self._users if user in messages}
 

@@ -244,7 +244,7 @@ class _DepthwiseOnCpu(torch.autograd.Function):
             for top in range(0, 2 * reach - 1, 2):
                 for left in range(0, 2 * reach - 1, 2):
                     window = padded[:, :, top : top + height + 2, left : left + width + 2]
-                    taps = conv2d_weight(window, (channels, 1, 3, 3), grad, groups=channels)
+                    taps = conv2d_weight(window, (channels, 1, 3, 3), grad, groups=channels)  # type: ignore[no-untyped-call]
                     row, column = half - reach + top, half - reach + left
                     grad_weight[:, :, row : row + 3, column : column + 3] = taps
         return grad_x, grad_weight, None

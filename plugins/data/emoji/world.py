@@ -55,7 +55,18 @@ class EmojiWorld(World):
         packages.renderers()
         self._check(catalogues.load())
 
-    def train(self, task: str, *, size: int, seed: int, user: str, views: int, **options: Any) -> Samples:
+    def train(
+        self,
+        task: str,
+        *,
+        size: int,
+        seed: int,
+        user: str,
+        views: int,
+        style: str = "both",
+        coverage: float = 1.0,
+        **options: Any,
+    ) -> Samples:
         """A user's private set, from a part of the concepts and one or both styles.
 
         Args:
@@ -64,14 +75,15 @@ class EmojiWorld(World):
             seed: redraws the set and which concepts the user has.
             user: name of the user.
             views: V, 1 or more.
-            options: `style` ("twemoji", "openmoji" or "both", the default) and `coverage` (0 < coverage <= 1, the
-                default): the part of each group's concepts that the user has pictures of. Each concept is a class
-                in IC100, so that a smaller coverage leaves classes out there.
+            style: "twemoji", "openmoji" or "both".
+            coverage: above 0, at most 1: the part of each group's concepts that the user has pictures of. Each
+                concept is a class in IC100, so that a smaller coverage leaves classes out there.
 
         Raises:
             UserError: an unknown task or option, or a value out of range.
         """
-        style, coverage = _options(options)
+        _check_options({**options, "style": style, "coverage": coverage})
+        coverage = float(coverage)
         styles = _BOTH if style == "both" else (STYLES.index(style),)
         words = {"seed": seed, "user": user, "style": style, "coverage": coverage}
         groups = covered(self._catalogue, coverage, seed, user)
@@ -186,18 +198,17 @@ def _cache(folder: Path) -> Cache:
     return Cache(folder)
 
 
-def _options(options: Mapping[str, Any]) -> tuple[str, float]:
+def _check_options(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in ("style", "coverage"):
             raise unknown("option", name, ("style", "coverage"), where="data 'emoji'")
-    style, coverage = options.get("style", "both"), options.get("coverage", 1.0)
+    style, coverage = options["style"], options["coverage"]
     if style not in (*STYLES, "both"):
         raise unknown("style", str(style), (*STYLES, "both"), where="data 'emoji', style")
     if isinstance(coverage, bool) or not isinstance(coverage, int | float) or not 0 < coverage <= 1:
         raise UserError(
             f"coverage can't be {coverage!r}", where="data 'emoji', coverage", expected="above 0 and at most 1"
         )
-    return style, float(coverage)
 
 
 def _positive(number: int, name: str) -> None:
