@@ -162,7 +162,7 @@ def preflight(suite: Suite, registry: Registry, seed: int) -> None:
     for index, user in enumerate(suite.users):
         try:
             world.train(
-                user.task, size=user.train, seed=seed, user=user.name, views=suite.public_views, **dict(user.data)
+                user.task, size=user.train, seed=seed, user=user.name, views=suite.train_views, **dict(user.data)
             )
             registry.create("model", user.model, user.model_options)
         except UserError as error:
@@ -198,15 +198,18 @@ def show_data(
 
     world = registry.create("data", loaded.data_name, loaded.data_options)
     world.verify()
-    views = loaded.public_views
     sections = []
     for user in loaded.users:
-        train = world.train(user.task, size=user.train, seed=seed, user=user.name, views=views, **user.data)
+        train = world.train(
+            user.task, size=user.train, seed=seed, user=user.name, views=loaded.train_views, **user.data
+        )
         options = ", ".join(f"{name} {value}" for name, value in user.data.items())
         sections.append((f"{user.name}: {user.task}, {user.train} training items, {options}", train))
     for task in dict.fromkeys(user.task for user in loaded.users):
         sections.append((f"test set of {task}", world.test(task, size=loaded.test)))
-    sections.append((f"public set, {loaded.public_size} items", world.public(size=loaded.public_size, views=views)))
+    sections.append(
+        (f"public set, {loaded.public_size} items", world.public(size=loaded.public_size, views=loaded.public_views))
+    )
     path = out or Path(f"{loaded.name}-data.png")
     contact_sheet(sections, path, attribution=world.attribution)
     click.echo(f"wrote {path}")

@@ -112,8 +112,9 @@ def _run_here(jobs: Sequence[Job], shared: Mapping[str, Any], progress: Progress
 class Worker:
     """A worker process; its events arrive in a queue shared by all workers."""
 
-    def __init__(self, events: queue.Queue[tuple[Worker, dict[str, Any]]]) -> None:
+    def __init__(self, events: queue.Queue[tuple[Worker, dict[str, Any]]], *, reverse: bool = False) -> None:
         self.job: Job | None = None
+        self.reverse = reverse
         self._events = events
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fedbench.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -151,13 +152,13 @@ def _run_workers(
         if waiting:
             job = waiting.pop(0)
             progress.started(job.cell)
-            worker.send(job, _request(job, shared))
+            worker.send(job, {**_request(job, shared), "reverse": worker.reverse})
         else:
             worker.job = None
 
     try:
-        for _ in range(count):
-            workers.append(Worker(events))
+        for number in range(count):
+            workers.append(Worker(events, reverse=number % 2 == 1))
             give(workers[-1])
         while any(worker.job for worker in workers):
             worker, event = events.get()

@@ -43,6 +43,7 @@ class Suite:
         protocol: how every method trains.
         data_name, data_options: the world, and the options written for it.
         validation, test: items a task.
+        train_views: fixed views of each private training item.
         public_size, public_views: items of the public set, and fixed views of each.
         users: in the order of the file.
         method_options, loss_options: this suite's option values, by name of the plugin.
@@ -68,6 +69,7 @@ class Suite:
     data_options: Mapping[str, Any]
     validation: int
     test: int
+    train_views: int
     public_size: int
     public_views: int
     users: tuple[UserSpec, ...]
@@ -98,6 +100,7 @@ class Suite:
                 "name": self.data_name,
                 "options": copy.deepcopy(dict(self.data_options)),
                 "validation": self.validation,
+                "views": self.train_views,
                 "test": self.test,
             },
             "public": {"size": self.public_size, "views": self.public_views},
@@ -178,6 +181,7 @@ def _suite(document: Document, scale: str) -> Suite:
         data_options=data.options(without=DATA_KEYS),
         validation=data.whole("validation", least=1),
         test=data.whole("test", least=1),
+        train_views=data.whole("views", least=1, default=1),
         public_size=public.whole("size", least=1),
         public_views=public.whole("views", least=1),
         users=users,

@@ -20,7 +20,7 @@ DEEPEST = 50
 BASE_SCALE = "mini"
 """The scale that the tables outside `[scale.NAME]` describe."""
 PROTOCOL_KEYS = tuple(item.name for item in fields(Protocol))
-DATA_KEYS = ("name", "validation", "test")
+DATA_KEYS = ("name", "validation", "test", "views")
 """Keys of `[data]` that are the core's; all others are options of the world."""
 
 

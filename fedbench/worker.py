@@ -53,6 +53,7 @@ def execute(request: Mapping[str, Any], emit: Emit) -> None:
         device=device,
         provenance=request["provenance"],
         notify=emit,
+        reverse=bool(request.get("reverse")),
         observers=[_observer(target) for target in registry.observers],
     )
     with folder.lock():

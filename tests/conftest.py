@@ -45,7 +45,7 @@ USER = """
 [[user]]
 name = "{name}"
 task = "{task}"
-model = {{ name = "{model}", width = 4 }}
+model = {{ name = "{model}", width = 8 }}
 train = 40
 rates = "small"
 data = {{ style = "filled" }}

@@ -34,15 +34,15 @@ class SingleTaskUser:
         """Make the user's parts; initial weights depend on the seed and the user's name alone.
 
         Args:
-            sizes: `validation`, `test`, `public` rows, and `views` of training and public items.
+            sizes: `validation`, `test` and `public` rows, `train views` and `public views` of an item.
         """
         task = registry.create("task", spec.task)
         train = world.train(
-            spec.task, size=spec.train, seed=seed, user=spec.name, views=sizes["views"], **dict(spec.data)
+            spec.task, size=spec.train, seed=seed, user=spec.name, views=sizes["train views"], **dict(spec.data)
         )
         validation = world.validation(spec.task, size=sizes["validation"], seed=seed, user=spec.name)
         test = world.test(spec.task, size=sizes["test"])
-        public = world.public(size=sizes["public"], views=sizes["views"])
+        public = world.public(size=sizes["public"], views=sizes["public views"])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive("initial weights", seed, spec.name))
             backbone: Any = registry.create("model", spec.model, spec.model_options)
