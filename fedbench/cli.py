@@ -157,14 +157,18 @@ def clean(**given: Any) -> None:
 
 
 def main() -> None:
-    """Entry point: a `UserError` is one message and exit code 2, Ctrl-C is 130."""
+    """Entry point: a mistake of the user is one line and exit code 2, Ctrl-C is 130."""
     try:
         code = cli(standalone_mode=False)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = error.exit_code
+    except click.ClickException as error:
+        help_at = f" (see {error.ctx.command_path} --help)" if isinstance(error, click.UsageError) and error.ctx else ""
+        _complain(error.format_message() + help_at)
+        code = error.exit_code
     except UserError as error:
-        click.echo(f"Error: {error}", err=True)
+        _complain(str(error))
         code = 2
     except (click.Abort, KeyboardInterrupt):
         click.echo("Stopped. Every finished round is kept: the same command goes on from there.", err=True)
@@ -174,3 +178,9 @@ def main() -> None:
         sys.stderr.close()
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> None:
+    """One line, whatever a plugin's exception or a file's text put into it."""
+    line = "".join(character if character.isprintable() else " " for character in " ".join(message.split()))
+    click.echo(f"Error: {line}", err=True)

@@ -38,8 +38,9 @@ def validate_suite(suite: str, scale: str, overrides: Sequence[str], plugins: Se
 
     loaded, registry = open_suite(suite, scale, overrides, plugins, strict)
     validate(loaded, registry)
-    for index, spec in enumerate(loaded.methods):
-        check_method(loaded, registry, spec, loaded.where(f"methods[{index}]"))
+    if not loaded.planned:  # what a planned scale names need not exist yet
+        for index, spec in enumerate(loaded.methods):
+            check_method(loaded, registry, spec, loaded.where(f"methods[{index}]"))
     cells = len(loaded.methods) * len(loaded.seeds)
     click.echo(
         f"{loaded.name} at scale {loaded.scale} is valid: {len(loaded.users)} users, "
@@ -144,7 +145,7 @@ def parse_seeds(text: str | None) -> list[int] | None:
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() for part in parts) or len(set(map(int, parts))) != len(parts):
+    if not all(part.isdecimal() for part in parts) or len(set(map(int, parts))) != len(parts):
         raise UserError(f"these are no seeds: '{text}'", where="--seeds", expected="different whole numbers, as 0,1,2")
     return [int(part) for part in parts]
 
@@ -155,19 +156,21 @@ def preflight(suite: Suite, registry: Registry, seed: int) -> None:
     Raises:
         UserError: something is missing or altered; the message names the command that helps.
     """
-    world = registry.create("data", suite.data_name, suite.data_options)
+    from fedbench.registry import placed
+
+    world = registry.create("data", suite.data_name, suite.data_options, suite.where("data"))
     world.verify()
     for name in dict.fromkeys(user.model for user in suite.users):
         registry.resolve("model", name).verify()
     for index, user in enumerate(suite.users):
+        at = f"user[{index}]"
+        registry.create("model", user.model, user.model_options, f"{suite.where(f'{at}.model')}, {user.name}")
         try:
             world.train(
                 user.task, size=user.train, seed=seed, user=user.name, views=suite.train_views, **dict(user.data)
             )
-            registry.create("model", user.model, user.model_options)
         except UserError as error:
-            place = f"{suite.where(f'user[{index}].data')}, {user.name}"
-            raise UserError(error.what, where=place, expected=error.expected) from None
+            raise placed(error, f"{suite.where(f'{at}.data')}, {user.name}") from None
 
 
 def show_plan(cells: Sequence[Any], store: Any) -> int:

@@ -103,7 +103,7 @@ def load_file(path: Path) -> ModuleType:
 def _take(registry: Registry, source: Source, load_plugin: Callable[[], Any], *, fatal: bool) -> None:
     try:
         _register(registry, source, load_plugin())
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a plugin that exits at import is as broken as one that raises
         if fatal:
             if isinstance(error, UserError):
                 raise
@@ -139,7 +139,7 @@ def _cause(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     last = next((frame for frame in reversed(frames) if "importlib" not in frame.filename), None)
     place = f" (line {last.lineno} of {Path(last.filename).name})" if last else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
 
 
 def _short(path: Path) -> str:

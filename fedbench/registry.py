@@ -47,6 +47,11 @@ class Failure:
     trace: str
 
 
+def placed(error: UserError, where: str) -> UserError:
+    """The same error with the place that caused it in front of the place that noticed it."""
+    return UserError(error.what, where=f"{where}: {error.where}" if error.where else where, expected=error.expected)
+
+
 @dataclass
 class Registry:
     """Names to plugins. Filled by `discovery.discover`; afterwards it only answers."""
@@ -98,9 +103,12 @@ class Registry:
         module, _, attribute = entry.target.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError) as error:
+        except UserError:
+            raise
+        except Exception as error:
             raise UserError(
-                f"the {kind} '{name}' cannot be loaded: {error}", where=f"{entry.source}, target {entry.target}"
+                f"the {kind} '{name}' cannot be loaded: {type(error).__name__}: {error}",
+                where=f"{entry.source}, target {entry.target}",
             ) from error
 
     def options(self, kind: str, name: str) -> dict[str, Option]:
@@ -112,10 +120,18 @@ class Registry:
         check_options(f"{kind} '{name}'", self.options(kind, name), options, where)
 
     def create(self, kind: str, name: str, options: Mapping[str, Any] | None = None, where: str | None = None) -> Any:
-        """An instance built with checked options."""
+        """An instance built with checked options; with `where`, whatever its constructor raises is an error there."""
         options = dict(options or {})
         self.check_options(kind, name, options, where)
-        return self.resolve(kind, name)(**options)
+        build = self.resolve(kind, name)
+        if where is None:
+            return build(**options)
+        try:
+            return build(**options)
+        except UserError as error:
+            raise placed(error, where) from None
+        except Exception as error:
+            raise UserError(f"the {kind} '{name}' refuses: {type(error).__name__}: {error}", where=where) from error
 
     def declared(self, kind: str, name: str) -> Declared:
         """What the plugin's source says of itself, without importing it."""

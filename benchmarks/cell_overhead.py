@@ -1,0 +1,149 @@
+"""What the framework costs: a FedMuscle cell against a bare PyTorch loop that does the same work.
+
+Run: `python benchmarks/cell_overhead.py [SUITE]`. Both do the same local steps, embeddings, losses, alignment steps
+and evaluations with the same nets, data and batch sizes, on one thread, in turns in one process; the bare loop has no
+messages, codec, metering, checkpoints or result files. Prints the median of the ratios (target: at most 1.05) and the
+cost of one exchange (target: below 0.5 ms).
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedbench.cache import Cache
+from fedbench.discovery import discover
+from fedbench.plan import Cell, make_cell
+from fedbench.provenance import collect
+from fedbench.rounds import CellRun, Surroundings
+from fedbench.specs import parse_method
+from fedbench.store import Store
+from fedbench.suite import load
+from fedbench.user import Participant
+
+OVERRIDES = ["rounds=2", "steps=20", "iterations=20"]
+TURNS = 5
+
+
+def build(cell: Cell, folder: Path) -> tuple[CellRun, object, object]:
+    around = Surroundings(registry=discover(), cache=Cache(), device=torch.device("cpu"), provenance=collect(sys.argv))
+    store = Store(folder)
+    place = store.cell("benchmark", "mini", "fedmuscle", {}, cell.seed, cell.key)
+    place.path.mkdir(parents=True, exist_ok=True)
+    run = CellRun(cell, place, around)
+    engine, server = run._build()
+    return run, engine, server
+
+
+def with_fedbench(cell: Cell, folder: Path) -> tuple[float, float]:
+    """Seconds of the rounds, checkpoints and evaluations of a cell, and milliseconds of codec in one exchange."""
+    run, engine, server = build(cell, folder)
+    started = time.perf_counter()
+    for r in range(run.protocol.rounds):
+        run._round(r, lambda r=r: server.round(r))  # type: ignore[attr-defined,misc]
+        run._checkpoint(engine, server)  # type: ignore[arg-type]
+    run._round(run.protocol.rounds, server.finish)  # type: ignore[attr-defined]
+    run.federation.evaluate("test")
+    return time.perf_counter() - started, codec_milliseconds(cell)
+
+
+def codec_milliseconds(cell: Cell, repeats: int = 200) -> float:
+    """Encoding and decoding the messages and replies of one alignment exchange, whole federation."""
+    from fedbench.messages import decode, encode
+
+    protocol, users = cell.suite.protocol, len(cell.suite.users)
+    z = torch.randn(protocol.batch, protocol.dimension)
+    message = {"others": torch.stack([z] * protocol.others), "next": torch.arange(protocol.batch)}
+    started = time.perf_counter()
+    for _ in range(repeats):
+        for _ in range(users):
+            decode(encode(message))
+            decode(encode({"loss": 1.0, "z": z}))
+    return (time.perf_counter() - started) / repeats * 1e3
+
+
+def bare(cell: Cell, participants: list[Participant]) -> float:
+    """Seconds of the same work, written as one would without a framework."""
+    protocol = cell.suite.protocol
+    loss_of = discover().create("loss", "muscle")
+    fits, aligns = [], []
+    for one in participants:
+        everything = [*one.representation.parameters(), *one.head.parameters()]
+        fits.append(torch.optim.AdamW([p for p in everything if p.requires_grad], lr=one.spec.fit_rate, fused=True))
+        own = [p for p in one.representation.parameters() if p.requires_grad]
+        aligns.append(torch.optim.AdamW(own, lr=one.spec.align_rate, fused=True))
+
+    def predict(one: Participant, x: torch.Tensor) -> torch.Tensor:
+        features = one.representation.backbone(x)
+        if protocol.head == "embedding":
+            features = one.representation.projection(features)
+        return one.head(features)  # type: ignore[no-any-return]
+
+    def fit() -> None:
+        for one, optimizer in zip(participants, fits, strict=True):
+            size = min(protocol.fit_batch, len(one.train))
+            for _ in range(protocol.steps):
+                rows = torch.randint(len(one.train), (size,))
+                x = one.train.rows(rows, torch.randint(one.train.views, (size,)))
+                loss = one.task.loss(predict(one, x), one.train.targets(rows))
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+    @torch.inference_mode()
+    def evaluate(split: str) -> None:
+        for one in participants:
+            data = getattr(one, split)
+            steps = range(0, len(data), protocol.eval_batch)
+            pieces = [torch.arange(start, min(start + protocol.eval_batch, len(data))) for start in steps]
+            scores = one.task.scores(torch.cat([predict(one, data.rows(piece, 0)) for piece in pieces]))
+            one.metric(scores, data.samples.targets)
+
+    started = time.perf_counter()
+    for _ in range(protocol.rounds):
+        fit()
+        evaluate("validation")
+        for _ in range(protocol.iterations):
+            batch = torch.randperm(len(participants[0].public))[: protocol.batch]
+            z = [one.representation(one.public.rows(batch, 0)) for one in participants]
+            others = [row.detach() for row in z]
+            for n, optimizer in enumerate(aligns):
+                picked = torch.randperm(len(z) - 1)[: protocol.others].tolist()
+                rest = torch.stack([others[m + (m >= n)] for m in picked])
+                loss = loss_of(z[n], rest)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    fit()
+    evaluate("validation")
+    evaluate("test")
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    suite = load(sys.argv[1] if len(sys.argv) > 1 else "setup1", overrides=OVERRIDES)
+    cell = make_cell(suite, discover(), parse_method("fedmuscle"), 0, "cpu")
+    torch.set_num_threads(suite.protocol.threads)
+    torch.set_flush_denormal(True)
+    ratios, exchanges = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(TURNS):
+            participants = list(build(cell, Path(folder) / f"bare{turn}")[0].participants.values())
+            assert all(isinstance(one.head, nn.Module) for one in participants)
+            plain = bare(cell, participants)
+            framed, exchange = with_fedbench(cell, Path(folder) / f"cell{turn}")
+            ratios.append(framed / plain)
+            exchanges.append(exchange)
+            print(f"turn {turn}: cell {framed:.2f} s, bare loop {plain:.2f} s, ratio {framed / plain:.3f}", flush=True)
+    print(f"median ratio {statistics.median(ratios):.3f} (target: at most 1.05)")
+    print(f"codec of one exchange, {len(suite.users)} users: {statistics.median(exchanges):.2f} ms (target: below 0.5)")
+
+
+if __name__ == "__main__":
+    main()
