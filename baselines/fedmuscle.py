@@ -59,7 +59,7 @@ class AligningUser(UserProgram):
         if self._z is None:
             raise RuntimeError("align came before represent")
         done = self.steps / self.protocol.iterations
-        self.set_rate(self.align_optimizer, self.participant.spec.align_rate, done)
+        self.schedule(self.align_optimizer, done, self.protocol.rounds)
         loss = self.loss(self._z, others.to(self.device))
         self.step(self.align_optimizer, loss)
         self.steps += 1
@@ -98,14 +98,14 @@ class MuscleServer(ServerProgram):
                     message["next"] = batches[t + 1]
             replies = self.ask("align", each=messages)
             z = {user: reply["z"] for user, reply in replies.items() if "z" in reply}
-            self.record(replies)
+            self.record(replies, {user: len(others) for user, others in sampled.items()})
 
-    def record(self, replies: Mapping[str, Mapping[str, Any]]) -> None:
-        """Log the alignment loss and, where the loss has one, the paper's bound M·log B − L."""
+    def record(self, replies: Mapping[str, Mapping[str, Any]], others: Mapping[str, int]) -> None:
+        """Log the alignment loss and, where the loss has one, the paper's bound M·log B − L, M = others[user]."""
         losses = {user: reply["loss"] for user, reply in replies.items()}
         self.log("alignment loss", losses)
         bounds = {
-            user: self.reference.bound(loss, batch=self.protocol.batch, others=self.protocol.others)
+            user: self.reference.bound(loss, batch=self.protocol.batch, others=others[user])
             for user, loss in losses.items()
         }
         self.log("paper's bound", {user: bound for user, bound in bounds.items() if bound is not None})

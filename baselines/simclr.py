@@ -21,6 +21,7 @@ from torch import Tensor
 from fedbench.method import Method, ServerProgram
 from fedbench.seeds import torch_generator
 from fedbench.user import UserProgram, verb
+from fedbench_plugins.losses.info_nce import positive
 from fedbench_plugins.losses.nt_xent import NTXent
 
 
@@ -42,7 +43,7 @@ class ContrastingUser(UserProgram):
         total = 0.0
         for batch in batches:
             done = self.steps / self.protocol.iterations
-            self.set_rate(self.align_optimizer, self.participant.spec.align_rate, done)
+            self.schedule(self.align_optimizer, done, self.protocol.rounds)
             first, second = self.two_views(len(batch))
             z = self.embed(torch.cat([batch, batch]), torch.cat([first, second]))
             loss = self.loss(z[: len(batch)], z[len(batch) :].unsqueeze(0))
@@ -95,4 +96,4 @@ class SimCLR(Method):
     Server = SimCLRServer
 
     def __init__(self, *, tau: float = 0.2) -> None:
-        self.tau = tau
+        self.tau = positive("simclr", "tau", tau)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,7 @@ from fedbench.suite import Suite, load
 
 if TYPE_CHECKING:
     from fedbench.plan import Cell
+    from fedbench.registry import Registry
 
 RUNS, REFERENCE = Path("runs"), Path("results")
 
@@ -40,27 +44,29 @@ def planned_board(suite: Suite, results: Iterable[Result | Damaged], cells: Sequ
     )
 
 
-def suite_board(suite: Suite, results: Iterable[Result | Damaged]) -> Board:
-    """The board of a suite as it stands in its file: its own protocol where there are results of it, else the newest."""
-    from fedbench.discovery import discover
+def suite_board(suite: Suite, results: Iterable[Result | Damaged]) -> tuple[Board, bool]:
+    """The board of a suite as it stands in its file: its own protocol where there are results of it, else the newest.
+
+    Returns:
+        The board, and whether its protocol is the suite's own.
+    """
     from fedbench.plan import make_cells
 
     listed = list(results)
     sound = [result for result in listed if not isinstance(result, Damaged)]
-    registry = discover()
     try:
-        cells = make_cells(suite, registry, device=_device(sound))
+        cells = make_cells(suite, _registry(suite), device=_device(sound))
     except UserError as error:  # a row of a plugin that is not here: what has results is shown all the same
         shown = board(listed, [(spec.name, spec.options) for spec in suite.methods], suite.seeds)
         shown.notes.append(f"versions not compared: {error}")
-        return shown
+        return shown, False
     if any(result["protocol_key"] == cells[0].protocol_key for result in sound):
-        return planned_board(suite, listed, cells)
+        return planned_board(suite, listed, cells), True
     rows = dict.fromkeys(cell.method for cell in cells)
     shown = board(listed, [(spec.name, spec.options) for spec in rows], suite.seeds, reference=("local", {}))
     if sound:
         shown.notes.append("these results are of an earlier protocol: the suite or a plugin has changed since")
-    return shown
+    return shown, False
 
 
 def show_leaderboard(
@@ -73,53 +79,100 @@ def show_leaderboard(
     """
     folder = Path(suite_or_folder)
     suite: Suite | None = None
+    own = False
     if folder.is_dir():
         found, source = _results_below(folder), str(folder)
         shown = board(found)
     else:
         suite = load(suite_or_folder, scale=scale)
-        found, source = _find(suite, results, reference)
-        shown = suite_board(suite, found)
+        found, source = _find(suite, suite_or_folder, results, reference)
+        shown, own = suite_board(suite, found)
     if curves:
         plot_curves([result for result in found if not isinstance(result, Damaged)], curves)
-    print_board(shown, suite, form, source=source)
+    print_board(shown, suite, form, source=source, facts=protocol_facts(suite) if suite and own else None)
+    if form in ("json", "csv"):  # which have no place for them
+        for note in shown.notes:
+            click.echo(f"note: {note}", err=True)
     if form != "table":
         for damaged in shown.damaged:
             click.echo(f"damaged: {damaged}", err=True)
     return 1 if shown.damaged else 0
 
 
-def print_board(shown: Board, suite: Suite | None, form: str, *, source: str) -> None:
-    """Write a board to standard output."""
-    title = (
-        f"{shown.suite or (suite.name if suite else '')} · {shown.scale or (suite.scale if suite else '')} · {source}"
+def print_board(
+    shown: Board, suite: Suite | None, form: str, *, source: str, facts: Mapping[str, Any] | None = None
+) -> None:
+    """Write a board to standard output.
+
+    Args:
+        source: where the results come from, for the title.
+        facts: what all rows share, for the line below the title.
+    """
+    suite_name, scale = (suite.name, suite.scale) if suite else ("", "")
+    published = published_rows(suite) if suite else {}
+    if suite and published:
+        shown.notes.append(f"published: {suite.reference['source']}")
+    terminal = sys.stdout.isatty()
+    text = render(
+        shown,
+        form,
+        title=f"{shown.suite or suite_name} · {shown.scale or scale} · {source}",
+        controls=_shown_controls(suite) if suite else set(),
+        published=published,
+        facts=facts,
+        width=shutil.get_terminal_size((100, 24)).columns if terminal else 100,
+        color=terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
     )
-    controls = _shown_controls(suite) if suite else set()
-    click.echo(
-        render(shown, form, title=title, controls=controls, published=dict(suite.reference) if suite else None).rstrip()
-    )
+    click.echo(text.rstrip())
+
+
+def protocol_facts(suite: Suite) -> dict[str, Any]:
+    """What all rows of a suite's board share, by the letters that the paper uses."""
+    protocol = suite.protocol
+    return {
+        "rounds": protocol.rounds,
+        "local steps": protocol.steps,
+        "T": protocol.iterations,
+        "B": protocol.batch,
+        "M": protocol.others,
+        "d": protocol.dimension,
+        "public items": suite.public_size,
+    }
+
+
+def published_rows(suite: Suite) -> dict[str, dict[str, Any]]:
+    """The suite's published table: method -> column -> value."""
+    if not suite.reference:
+        return {}
+    columns = suite.reference["columns"]
+    return {name: dict(zip(columns, row, strict=True)) for name, row in suite.reference["rows"].items()}
 
 
 def _shown_controls(suite: Suite) -> set[str]:
     """Labels of the control rows, as rows show them."""
-    from fedbench.discovery import default_registry
     from fedbench.plan import resolve_method
 
     try:
-        return {resolve_method(suite, default_registry(), spec)[2].label for spec in suite.controls}
+        return {resolve_method(suite, _registry(suite), spec)[2].label for spec in suite.controls}
     except UserError:
         return {spec.label for spec in suite.controls}
 
 
+def _registry(suite: Suite) -> Registry:
+    """The plugins that the suite can name; single files are loaded only where it names some."""
+    from fedbench.discovery import default_registry, discover
+
+    return discover(suite.plugins) if suite.plugins else default_registry()
+
+
 def promote_suite(suite: str, scale: str, *, results: Path | None, target: Path | None, supersede: bool) -> int:
     """Copy finished cells of the suite as it stands into the reference board."""
-    from fedbench.discovery import discover
     from fedbench.plan import make_cells
 
     loaded = load(suite, scale=scale)
     store = Store(results or RUNS)
     found = [entry for entry in store.results(loaded.name, loaded.scale) if not isinstance(entry, Damaged)]
-    planned = {cell.key for cell in make_cells(loaded, discover(loaded.plugins), device=_device(found))}
+    planned = {cell.key for cell in make_cells(loaded, _registry(loaded), device=_device(found))}
     keys = [entry["key"] for entry in found if entry["status"] == "done" and entry["key"] in planned]
     if not keys:
         raise UserError(
@@ -135,7 +188,7 @@ def promote_suite(suite: str, scale: str, *, results: Path | None, target: Path 
     return 0
 
 
-def _find(suite: Suite, results: Path | None, reference: bool) -> tuple[list[Result | Damaged], str]:
+def _find(suite: Suite, asked: str, results: Path | None, reference: bool) -> tuple[list[Result | Damaged], str]:
     if not reference:
         root = results or RUNS
         found = Store(root).results(suite.name, suite.scale)
@@ -151,7 +204,7 @@ def _find(suite: Suite, results: Path | None, reference: bool) -> tuple[list[Res
         raise UserError(
             f"there are no results of {suite.name} at scale {suite.scale}",
             where=f"{RUNS} and {folder}",
-            expected=f"fedbench run {suite.path or suite.name}",
+            expected=f"fedbench run {asked}",
         )
     return found, "committed reference"
 
@@ -166,8 +219,11 @@ def _results_below(folder: Path) -> list[Result | Damaged]:
 
 
 def _reference_root(suite: Suite) -> Path:
-    beside = suite.path.resolve().parent.parent / REFERENCE if suite.path else REFERENCE
-    return beside if beside.is_dir() else REFERENCE
+    """`results/` beside the folder `suites/` that holds the suite's file, else below the working folder."""
+    if suite.path and suite.path.resolve().parent.name == "suites":
+        beside = suite.path.resolve().parent.parent / REFERENCE
+        return beside if beside.is_dir() else REFERENCE
+    return REFERENCE
 
 
 def _device(results: Sequence[Any]) -> str:

@@ -159,7 +159,7 @@ def clean(**given: Any) -> None:
 def main() -> None:
     """Entry point: a mistake of the user is one line and exit code 2, Ctrl-C is 130."""
     try:
-        code = cli(standalone_mode=False)
+        code = cli(prog_name="fedbench", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = error.exit_code

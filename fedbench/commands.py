@@ -70,7 +70,7 @@ def run_suite(
 ) -> int:
     """Run what is missing and print the board; the exit code is 1 where something failed."""
     from fedbench import devices, plan, runner
-    from fedbench.boards import planned_board, print_board
+    from fedbench.boards import planned_board, print_board, protocol_facts
     from fedbench.progress import make_progress
     from fedbench.provenance import collect
     from fedbench.store import Store
@@ -108,7 +108,7 @@ def run_suite(
     }
     outcome = runner.run(pending, shared, jobs or os.cpu_count() or 1, progress)
     shown = planned_board(loaded, store.results(loaded.name, loaded.scale), cells)
-    print_board(shown, loaded, "table", source=f"your runs in {store.root}")
+    print_board(shown, loaded, "table", source=f"your runs in {store.root}", facts=protocol_facts(loaded))
     failed = sorted({row.status for row in shown.rows} & {"failed", "damaged", "partial"})
     if failed and not outcome.failed and overwrite == "missing":
         click.echo("Failed cells are kept; --overwrite failed runs them again.", err=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_LITERALS = ("revision", "manifest", "weights")
+_LITERALS = ("revision", "manifest", "weights", "metric")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Declared:
     revision: int | None = None
     manifest: str = ""
     weights: str = ""
+    metric: str = ""
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
@@ -59,17 +60,25 @@ def file_hash(target: Any) -> str:
 
 
 @functools.cache
-def _classes(path: Path) -> dict[str, ast.ClassDef]:
+def _source(path: Path) -> tuple[dict[str, ast.ClassDef], dict[str, str]]:
+    """The classes of a file, and what it imports from elsewhere as `"module:attribute"`, by name."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError):
-        return {}
-    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        return {}, {}
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    imported = {
+        alias.asname or alias.name: f"{node.module}:{alias.name}"
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+        for alias in node.names
+    }
+    return classes, imported
 
 
 @functools.cache
 def _read(path: Path, attribute: str) -> Declared:
-    classes = _classes(path)
+    classes, imported = _source(path)
     found: dict[str, Any] = {}
     summary = ""
     name: str | None = attribute
@@ -81,7 +90,14 @@ def _read(path: Path, attribute: str) -> Declared:
             summary = (ast.get_docstring(node) or "").partition("\n")[0]
         for literal, value in _body_literals(node).items():
             found.setdefault(literal, value)
-        name = next((base.id for base in node.bases if isinstance(base, ast.Name) and base.id in classes), None)
+        bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+        name = next((base for base in bases if base in classes), None)
+        elsewhere = next((imported[base] for base in bases if base in imported), None)
+        if name is None and elsewhere is not None:
+            # Not the revision: it says of one file's own numbers that they have not changed.
+            inherited = declared(elsewhere)
+            for literal in ("defaults", "weights", "metric", "manifest"):
+                found.setdefault(literal, getattr(inherited, literal))
     return Declared(summary=summary, **found)
 
 

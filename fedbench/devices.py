@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from fedbench.errors import UserError
@@ -21,7 +22,7 @@ def resolve(wish: str) -> torch.device:
     if wish == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name, _, number = wish.partition(":")
-    if name not in ("cpu", "cuda") or (number and (name == "cpu" or not number.isdigit())):
+    if not re.fullmatch(r"cpu|cuda(:[0-9]+)?", wish):
         raise UserError(
             f"there is no device '{wish}'", where="--device", expected="auto, cpu, cuda or cuda:0, cuda:1, …"
         )

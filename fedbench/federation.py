@@ -31,6 +31,7 @@ class Meter:
         self.tensor_up: dict[str, int] = defaultdict(int)
         self.tensor_down: dict[str, int] = defaultdict(int)
         self.seconds: dict[str, float] = defaultdict(float)
+        self.fitted: set[str] = set()
         self._values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 
     def log(self, name: str, values: Mapping[str, float]) -> None:
@@ -68,13 +69,17 @@ class Federation:
 
         Raises:
             CellFailed: a user failed and the protocol says stop, or fewer users than the quorum are left.
-            ValueError: the verb is the core's own, or a user is unknown.
+            ValueError: the verb is the core's own, a user is unknown, or it is the second `fit` of a round.
         """
         if verb in CORE_VERBS:
             raise ValueError(f"'{verb}' belongs to the core: a method may not ask for it")
         strangers = [user for user in outgoing if user not in self.alive]
         if strangers:
             raise ValueError(f"no such users: {', '.join(strangers)}")
+        if verb == "fit":
+            if again := [user for user in outgoing if user in self.meter.fitted]:
+                raise ValueError(f"'fit' was asked of {again[0]} twice in a round: every method has R + 1 local phases")
+            self.meter.fitted.update(outgoing)
         replies = self._exchange(verb, outgoing, metered=True)
         if verb == "fit":
             self.meter.log("fit loss", {user: reply["loss"] for user, reply in replies.items() if "loss" in reply})
@@ -101,7 +106,11 @@ class Federation:
             if isinstance(answer, Fault):
                 self._lost(answer)
                 continue
-            replies[user] = messages.decode(answer)
+            try:
+                replies[user] = messages.decode(answer)
+            except ValueError as error:
+                self._lost(Fault(user, verb, "raised", f"its reply cannot be read: {error}"))
+                continue
             if metered:
                 self.meter.down[user] += len(encoded[user])
                 self.meter.tensor_down[user] += messages.tensor_bytes(outgoing[user])

@@ -222,7 +222,14 @@ class Protocol:
 
 @dataclass(frozen=True)
 class UserSpec:
-    """One user as its suite writes it."""
+    """One user as its suite writes it.
+
+    Args:
+        train: private training items.
+        fit_rate: learning rate of the local phase.
+        align_rate: of the backbone in the alignment phase.
+        projection_rate: of the projection in the alignment phase, which starts from scratch for every user.
+    """
 
     name: str
     task: str
@@ -230,6 +237,7 @@ class UserSpec:
     train: int
     fit_rate: float
     align_rate: float
+    projection_rate: float
     kind: str = "single"
     model_options: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)

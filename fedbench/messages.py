@@ -5,6 +5,7 @@ The same codec keeps checkpoints, whose values may nest. Nothing is ever unpickl
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Mapping
@@ -84,6 +85,28 @@ def unpack(data: bytes) -> Any:
         return _unfold(skeleton, tensors)
     except (struct.error, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
         raise ValueError(f"damaged message: {error}") from None
+
+
+def seal(value: Any) -> bytes:
+    """`pack` with a checksum, for what must not be read back damaged in a single bit."""
+    content = pack(value)
+    stored = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return pack({"sha256": hashlib.sha256(content).hexdigest(), "content": stored})
+
+
+def unseal(data: bytes) -> Any:
+    """What `seal` was given.
+
+    Raises:
+        ValueError: the bytes are damaged or were not made by `seal`.
+    """
+    stored = unpack(data)
+    if not isinstance(stored, dict) or not isinstance(stored.get("content"), Tensor):
+        raise ValueError("damaged message: it has no checksum")
+    content = stored["content"].numpy().tobytes()
+    if hashlib.sha256(content).hexdigest() != stored.get("sha256"):
+        raise ValueError("damaged message: its content does not match its checksum")
+    return unpack(content)
 
 
 def _fold(value: Any, tensors: dict[str, Tensor]) -> Any:

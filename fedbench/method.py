@@ -54,7 +54,7 @@ class ServerProgram:
     @property
     def users(self) -> list[str]:
         """Names of the users that take part, in user order."""
-        return self._federation.alive
+        return list(self._federation.alive)
 
     def round(self, r: int) -> None:
         """One round, numbered from 0."""

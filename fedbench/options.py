@@ -101,4 +101,4 @@ def _name(choice: Any) -> str:
 
 
 def _doc_lines(text: str) -> dict[str, str]:
-    return {name: doc.strip() for name, doc in re.findall(r"^\s+(\w+):\s+(\S.*)$", text, flags=re.MULTILINE)}
+    return {name: doc.strip() for name, doc in re.findall(r"^[ \t]+(\w+):[ \t]+(\S.*)$", text, flags=re.MULTILINE)}

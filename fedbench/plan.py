@@ -35,7 +35,8 @@ class Cell:
     """One (suite, scale, method + options, seed).
 
     Args:
-        method: name and the options that the board shows: those that differ from the defaults, and every part.
+        method: name and the options that the board shows: those that differ from what the suite and the defaults
+            say, and every part.
         resolved: all options of the method.
         parts: plugins chosen by options, by option name.
         key: SHA-256 of everything that changes a number.
@@ -98,17 +99,22 @@ def make_cells(
     """
     chosen = list(methods if methods is not None else suite.methods)
     chosen.sort(key=lambda spec: spec.name != "local")
-    return [
-        make_cell(suite, registry, spec, seed, device)
-        for seed in (seeds if seeds is not None else suite.seeds)
-        for spec in chosen
-    ]
+    world = protocol_identity(suite, registry, device)
+    cells: dict[str, Cell] = {}
+    for seed in seeds if seeds is not None else suite.seeds:
+        for spec in chosen:
+            cell = _make_cell(suite, registry, spec, seed, world)
+            cells.setdefault(cell.key, cell)  # `fedmuscle` and `fedmuscle:loss=muscle` are one
+    return list(cells.values())
 
 
 def make_cell(suite: Suite, registry: Registry, spec: MethodSpec, seed: int, device: str) -> Cell:
     """One cell: its options resolved and its keys computed. Imports no plugin."""
+    return _make_cell(suite, registry, spec, seed, protocol_identity(suite, registry, device))
+
+
+def _make_cell(suite: Suite, registry: Registry, spec: MethodSpec, seed: int, world: Mapping[str, Any]) -> Cell:
     resolved, parts, shown = resolve_method(suite, registry, spec)
-    world = protocol_identity(suite, registry, device)
     chosen = [("method", spec.name), *((part.kind, part.name) for part in parts.values())]
     versions = _versions(registry, chosen)
     own = {
@@ -134,24 +140,33 @@ def resolve_method(
     suite: Suite, registry: Registry, spec: MethodSpec
 ) -> tuple[dict[str, Any], dict[str, Part], MethodSpec]:
     """All options of a method, the plugins it names, and the spec as the board shows it."""
-    defaults = registry.declared("method", spec.name).defaults
-    plain = {name: value for name, value in spec.options.items() if "." not in name}
-    resolved = {**defaults, **suite.method_options.get(spec.name, {}), **plain}
+    usual = {**registry.declared("method", spec.name).defaults, **suite.method_options.get(spec.name, {})}
+    shown = _differing({name: value for name, value in spec.options.items() if "." not in name}, usual)
+    resolved = {**usual, **shown}
     parts: dict[str, Part] = {}
-    shown: dict[str, Any] = {name: value for name, value in plain.items() if defaults.get(name) != value}
     for name in sorted(resolved):
         if name not in KINDS or not isinstance(resolved[name], str):
             continue
         shown[name] = resolved[name]
-        dotted = {key.partition(".")[2]: value for key, value in spec.options.items() if key.startswith(f"{name}.")}
-        shown.update({f"{name}.{key}": value for key, value in dotted.items()})
-        base = registry.declared(name, resolved[name]).defaults
         in_suite = suite.loss_options.get(resolved[name], {}) if name == "loss" else {}
-        parts[name] = Part(name, resolved[name], {**base, **in_suite, **dotted})
+        usual = {**registry.declared(name, resolved[name]).defaults, **in_suite}
+        dotted = {key.partition(".")[2]: value for key, value in spec.options.items() if key.startswith(f"{name}.")}
+        given = _differing(dotted, usual)
+        shown.update({f"{name}.{key}": value for key, value in given.items()})
+        parts[name] = Part(name, resolved[name], {**usual, **given})
     stray = [key for key in spec.options if "." in key and key.partition(".")[0] not in parts]
     if stray:
         raise UserError(f"the method '{spec.name}' has no option '{stray[0]}'", expected=f"it has: {sorted(resolved)}")
     return resolved, parts, MethodSpec(spec.name, shown)
+
+
+def _differing(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """What is not as usual anyway: 1 is 1.0, so that one number has one key and one name, but no bool."""
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in usual or usual[name] != value or isinstance(usual[name], bool) != isinstance(value, bool)
+    }
 
 
 def check_method(suite: Suite, registry: Registry, spec: MethodSpec, where: str | None = None) -> None:
@@ -177,7 +192,9 @@ def protocol_identity(suite: Suite, registry: Registry, device: str) -> dict[str
         if stated := registry.declared("model", user.model).weights:
             weights[user.model] = stated
     for name in registry.names("metric"):
-        used.add(("metric", name))
+        # Every built-in counts, since which one a task uses may not be readable; a stranger's only where it is used.
+        if registry.entry("metric", name).source.door == "built-in" or _may_use(registry, suite, name):
+            used.add(("metric", name))
     return {
         "protocol version": PROTOCOL,
         "suite": suite.identity(),
@@ -187,6 +204,11 @@ def protocol_identity(suite: Suite, registry: Registry, device: str) -> dict[str
         "device": device,
         "torch": importlib.metadata.version("torch"),
     }
+
+
+def _may_use(registry: Registry, suite: Suite, metric: str) -> bool:
+    stated = {registry.declared("task", user.task).metric for user in suite.users}
+    return metric in stated or "" in stated
 
 
 def digest(value: Any) -> str:

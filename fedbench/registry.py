@@ -111,13 +111,13 @@ class Registry:
                 where=f"{entry.source}, target {entry.target}",
             ) from error
 
-    def options(self, kind: str, name: str) -> dict[str, Option]:
+    def options(self, kind: str, name: str, where: str | None = None) -> dict[str, Option]:
         """The options of a plugin, by name."""
-        return read_options(self.resolve(kind, name))
+        return read_options(self.resolve(kind, name, where=where))
 
     def check_options(self, kind: str, name: str, options: Mapping[str, Any], where: str | None = None) -> None:
         """Raise `UserError` for an option that the plugin does not have or whose type is wrong."""
-        check_options(f"{kind} '{name}'", self.options(kind, name), options, where)
+        check_options(f"{kind} '{name}'", self.options(kind, name, where), options, where)
 
     def create(self, kind: str, name: str, options: Mapping[str, Any] | None = None, where: str | None = None) -> Any:
         """An instance built with checked options; with `where`, whatever its constructor raises is an error there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from fedbench import messages
 from fedbench.cache import Cache, atomic_file
 from fedbench.errors import UserError
 from fedbench.federation import CellFailed, Federation, Meter
-from fedbench.interfaces import Engine, Observer
+from fedbench.interfaces import Engine, Fault, Observer
 from fedbench.method import Method, ServerProgram
 from fedbench.plan import Cell
 from fedbench.registry import Registry
@@ -38,6 +39,15 @@ class Surroundings:
     observers: list[Observer] = field(default_factory=list)
     reverse: bool = False
 
+    def tell(self, event: str, *details: Mapping[str, Any]) -> None:
+        """Call every observer's method of that name; one that raises is noted, and costs the cell nothing."""
+        for observer in self.observers:
+            try:
+                getattr(observer, event)(*details)
+            except Exception as error:
+                text = f"the observer {type(observer).__name__} failed in {event}: {type(error).__name__}: {error}"
+                self.notify("note", {"text": text})
+
 
 def run_cell(cell: Cell, folder: CellFolder, around: Surroundings) -> dict[str, Any]:
     """Run or resume a cell, write its result file and return the result.
@@ -46,8 +56,7 @@ def run_cell(cell: Cell, folder: CellFolder, around: Surroundings) -> dict[str, 
     """
     run = CellRun(cell, folder, around)
     description = {"method": cell.method.name, "options": dict(cell.method.options), "seed": cell.seed, "key": cell.key}
-    for observer in around.observers:
-        observer.cell_started(description)
+    around.tell("cell_started", description)
     try:
         try:
             run.run()
@@ -71,8 +80,7 @@ def run_cell(cell: Cell, folder: CellFolder, around: Surroundings) -> dict[str, 
     folder.write(result)
     if result["status"] == "done":
         folder.checkpoint_path.unlink(missing_ok=True)
-    for observer in around.observers:
-        observer.cell_finished(description, result)
+    around.tell("cell_finished", description, result)
     return result
 
 
@@ -88,6 +96,7 @@ class CellRun:
         self.validation: dict[str, float] = {}
         self.started = time.perf_counter()
         self.method: Method | None = None
+        self.faults: list[Fault] = []
 
     def run(self) -> None:
         """Build, resume where a checkpoint is, run what is left, score on test."""
@@ -111,8 +120,8 @@ class CellRun:
         world.verify()
         method: Method = registry.create("method", self.cell.method.name, self.cell.resolved)
         self.method = method
-        for part in self.cell.parts.values():
-            method.loss_factory = lambda part=part: registry.create(part.kind, part.name, part.options)
+        if loss := self.cell.parts.get("loss"):
+            method.loss_factory = lambda: registry.create("loss", loss.name, loss.options)
         sizes = {
             "validation": suite.validation,
             "test": suite.test,
@@ -143,6 +152,7 @@ class CellRun:
         engine: Engine = registry.create("engine", "local")
         engine.start(hosts)
         self.federation = Federation(engine, list(hosts), self.protocol, self._score)
+        self.faults = self.federation.faults
         return engine, method.Server(method, self.protocol, self.federation, suite.public_size, seed)
 
     def _score(self) -> None:
@@ -153,8 +163,12 @@ class CellRun:
     def _round(self, r: int, work: Callable[[], None]) -> None:
         self.federation.meter = meter = Meter()
         self.validation = {}
+        known = len(self.faults)
         started = time.perf_counter()
         work()
+        for fault in self.faults[known:]:
+            text = f"{fault.user} {fault.kind} in '{fault.verb}' and is left out from now on: {fault.message}"
+            self.around.notify("note", {"text": text})
         if not self.validation:
             raise RuntimeError("the method's round never asked for 'fit': its users cannot be scored")
         record = {
@@ -173,8 +187,7 @@ class CellRun:
         }
         self.records.append(record)
         self.around.notify("round", record)
-        for observer in self.around.observers:
-            observer.round_finished({"method": self.cell.method.label, "seed": self.cell.seed}, record)
+        self.around.tell("round_finished", {"method": self.cell.method.label, "seed": self.cell.seed}, record)
 
     def _checkpoint(self, engine: Engine, server: ServerProgram) -> None:
         states = {name: torch.frombuffer(bytearray(state), dtype=torch.uint8) for name, state in engine.save().items()}
@@ -183,24 +196,26 @@ class CellRun:
             "users": states,
             "server": server.packed(),
             "alive": list(self.federation.alive),
+            "faults": [dataclasses.asdict(fault) for fault in self.faults],
             "records": self.records,
         }
         with atomic_file(self.folder.checkpoint_path) as handle:
-            handle.write(messages.pack(whole))
+            handle.write(messages.seal(whole))
 
     def _resume(self, engine: Engine, server: ServerProgram) -> int:
         path = self.folder.checkpoint_path
         if not path.exists():
             return 0
         try:
-            whole = messages.unpack(path.read_bytes())
+            whole = messages.unseal(path.read_bytes())
             if whole["key"] != self.cell.key:
                 raise ValueError("it belongs to another cell")
             engine.restore({name: state.numpy().tobytes() for name, state in whole["users"].items()})
             server.unpacked(whole["server"])
             self.federation.alive = list(whole["alive"])
+            self.faults.extend(Fault(**fault) for fault in whole["faults"])
             self.records = list(whole["records"])
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             aside = _set_aside(path)
             self.around.notify("note", {"text": f"damaged checkpoint set aside as {aside.name}: {error}"})
             raise Restart from None
@@ -255,6 +270,7 @@ class CellRun:
             "status": status,
             "error": dict(error) if error else None,
             "users": users,
+            "faults": [dataclasses.asdict(fault) for fault in self.faults],
             "rounds": [
                 {name: value for name, value in record.items() if name not in ("users", "verbs")}
                 for record in self.records

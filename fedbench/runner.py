@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,6 +108,10 @@ def _run_here(jobs: Sequence[Job], shared: Mapping[str, Any], progress: Progress
             execute(_request(job, shared), emit)
         except UserError as error:
             _take(job, {"event": "refused", "message": str(error)}, progress, outcome)
+        except Exception as error:  # as in a worker process: one broken cell stops no other
+            message = f"{type(error).__name__}: {error}"
+            event = {"event": "broken", "message": message, "trace": traceback.format_exc()}
+            _take(job, event, progress, outcome)
 
 
 class Worker:
@@ -137,7 +142,8 @@ class Worker:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._events.put((self, json.loads(line)))
+            with contextlib.suppress(ValueError):  # a killed process may leave half a line
+                self._events.put((self, json.loads(line)))
         self._events.put((self, {"event": "died", "code": self._process.wait()}))
 
 

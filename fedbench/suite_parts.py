@@ -111,17 +111,19 @@ def users_of(root: Table) -> tuple[UserSpec, ...]:
     return tuple(users)
 
 
-def _rates_of(root: Table) -> dict[str, tuple[float, float]]:
+def _rates_of(root: Table) -> dict[str, tuple[float, float, float]]:
     table = root.table("rates")
     rates = {}
     for name in table.values:
         rate = table.table(name, title=f"[rates.{name}] ")
-        rate.only(("fit", "align"))
-        rates[name] = (rate.number("fit", positive=True), rate.number("align", positive=True))
+        rate.only(("fit", "align", "projection"))
+        align = rate.number("align", positive=True)
+        projection = rate.number("projection", positive=True, default=align)
+        rates[name] = (rate.number("fit", positive=True), align, projection)
     return rates
 
 
-def _user_of(root: Table, index: int, rates: dict[str, tuple[float, float]]) -> UserSpec:
+def _user_of(root: Table, index: int, rates: dict[str, tuple[float, float, float]]) -> UserSpec:
     name = root.item("user", index).text("name", pattern=_USER_NAME, expected="letters, digits, '-' and '_'")
     table = root.item("user", index, label=f"user.{name}", title="[[user]] ")
     table.only(_USER_KEYS)
@@ -134,9 +136,9 @@ def _user_of(root: Table, index: int, rates: dict[str, tuple[float, float]]) -> 
     rate = table.text("rates", expected="one of " + (", ".join(rates) or "[rates.NAME], of which there is none"))
     if rate not in rates:
         raise unknown("rates", rate, rates, where=table.where("rates"))
-    fit_rate, align_rate = rates[rate]
+    fit_rate, align_rate, projection_rate = rates[rate]
     data = table.table("data").options()
-    return UserSpec(name, task, model, train, fit_rate, align_rate, kind, model_options, data)
+    return UserSpec(name, task, model, train, fit_rate, align_rate, projection_rate, kind, model_options, data)
 
 
 def _model_of(user: Table) -> tuple[str, dict[str, Any]]:

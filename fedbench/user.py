@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedbench import messages
 from fedbench.inputs import Inputs
 from fedbench.interfaces import Metric, Protocol, Task, UserSpec
-from fedbench.seeds import torch_generator
+from fedbench.seeds import derive, torch_generator
 
 if TYPE_CHECKING:
     from fedbench.method import Method
@@ -81,9 +81,8 @@ class UserProgram:
         self.fits = 0
         self.fit_generator = torch_generator("fit", seed, self.name)
         self._order = torch.empty(0, dtype=torch.int64)
-        self.fit_optimizer = self._optimizer(
-            [*self.representation.parameters(), *self.head.parameters()], participant.spec.fit_rate
-        )
+        whole = [*self.representation.parameters(), *self.head.parameters()]
+        self.fit_optimizer = self._optimizer((whole, participant.spec.fit_rate))
         self.setup()
 
     def setup(self) -> None:
@@ -98,7 +97,7 @@ class UserProgram:
         total = torch.zeros((), device=self.device)
         steps = self.fit_steps()
         for step in range(steps):
-            self.set_rate(self.fit_optimizer, self.participant.spec.fit_rate, self.fits + step / steps, extra=1)
+            self.schedule(self.fit_optimizer, self.fits + step / steps, self.protocol.rounds + 1)
             x, targets = self.private_batch()
             loss = self.private_loss(x, targets)
             self.step(self.fit_optimizer, loss)
@@ -145,15 +144,17 @@ class UserProgram:
 
     def alignment_optimizer(self, *extra: nn.Module) -> torch.optim.Optimizer:
         """An optimizer for the alignment phase: the representation model and what `extra` holds, never the head."""
-        parameters = [*self.representation.parameters(), *(p for module in extra for p in module.parameters())]
-        return self._optimizer(parameters, self.participant.spec.align_rate)
+        spec, representation = self.participant.spec, self.representation
+        fresh = [*representation.projection.parameters(), *(p for module in extra for p in module.parameters())]
+        return self._optimizer((representation.backbone.parameters(), spec.align_rate), (fresh, spec.projection_rate))
 
-    def set_rate(self, optimizer: torch.optim.Optimizer, rate: float, done: float, extra: int = 0) -> None:
-        """Set the learning rate of the protocol's schedule after `done` of `rounds + extra` phases."""
+    def schedule(self, optimizer: torch.optim.Optimizer, done: float, phases: int) -> None:
+        """Set the learning rates of the protocol's schedule after `done` of `phases` phases."""
+        factor = 1.0
         if self.protocol.schedule == "cosine":
-            rate *= 0.5 * (1 + math.cos(math.pi * min(1.0, done / (self.protocol.rounds + extra))))
+            factor = 0.5 * (1 + math.cos(math.pi * min(1.0, done / phases)))
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = group["rate"] * factor
 
     def step(self, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
         """One gradient step."""
@@ -174,12 +175,15 @@ class UserProgram:
     def evaluate(self, split: str) -> dict[str, Any]:
         """The metric on validation or test; on test also apart for pairs seen and unseen in private data."""
         data = {"validation": self.participant.validation, "test": self.participant.test}[split]
+        was_training = self.representation.training
         self._training(False)
         size = self.protocol.eval_batch
         outputs = [
             self.outputs(data.rows(torch.arange(start, min(start + size, len(data))), 0)).float().cpu()
             for start in range(0, len(data), size)
         ]
+        # A method's verb must find the same mode whether or not the core has just scored or resumed.
+        self._training(was_training)
         scores = self.task.scores(torch.cat(outputs))
         targets = data.samples.targets
         metric = self.participant.metric
@@ -203,6 +207,7 @@ class UserProgram:
             "fit_generator": self.fit_generator.get_state(),
             "order": self._order,
             "fits": self.fits,
+            "training": self.representation.training,
             "own": self.save(),
         }
 
@@ -213,15 +218,19 @@ class UserProgram:
         self.fit_optimizer.load_state_dict(state["fit_optimizer"])
         self.fit_generator.set_state(state["fit_generator"])
         self._order, self.fits = state["order"], state["fits"]
+        self._training(state["training"])
         self.restore(state["own"])
 
     def _training(self, mode: bool) -> None:
         self.representation.train(mode)
         self.head.train(mode)
 
-    def _optimizer(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-        trainable = [parameter for parameter in parameters if parameter.requires_grad]
-        return torch.optim.AdamW(trainable, lr=rate, weight_decay=self.protocol.weight_decay, fused=True)
+    def _optimizer(self, *groups: tuple[Iterable[nn.Parameter], float]) -> torch.optim.Optimizer:
+        trainable = [
+            {"params": [parameter for parameter in parameters if parameter.requires_grad], "lr": rate, "rate": rate}
+            for parameters, rate in groups
+        ]
+        return torch.optim.AdamW(trainable, weight_decay=self.protocol.weight_decay, fused=True)
 
 
 class UserHost:
@@ -229,9 +238,10 @@ class UserHost:
 
     def __init__(self, program: UserProgram) -> None:
         self.program = program
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_generator("global", program.seed, program.name).initial_seed())
-            self._global = torch.random.get_rng_state()
+        self._devices = [program.device] if program.device.type == "cuda" else []
+        with torch.random.fork_rng(self._devices):
+            torch.manual_seed(derive("global", program.seed, program.name))
+            self._keep()
 
     def call(self, verb: str, message: bytes) -> bytes:
         """Run a verb; `evaluate` is the core's own and leaves every generator as it was."""
@@ -239,17 +249,23 @@ class UserHost:
         function = getattr(self.program, verb, None)
         if verb != "evaluate" and not getattr(function, "is_verb", False):
             raise AttributeError(f"the user program {type(self.program).__qualname__} has no verb '{verb}'")
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(self._devices):
             torch.random.set_rng_state(self._global)
+            for device, state in zip(self._devices, self._on_device, strict=True):
+                torch.cuda.set_rng_state(state, device)
             reply = function(**arguments) if function else {}
             if verb != "evaluate":
-                self._global = torch.random.get_rng_state()
+                self._keep()
         return messages.encode(reply or {})
 
     def save(self) -> bytes:
-        return messages.pack({"program": self.program.packed(), "global": self._global})
+        return messages.pack({"program": self.program.packed(), "global": self._global, "on device": self._on_device})
 
     def restore(self, state: bytes) -> None:
         unpacked = messages.unpack(state)
         self.program.unpacked(unpacked["program"])
-        self._global = unpacked["global"]
+        self._global, self._on_device = unpacked["global"], unpacked["on device"]
+
+    def _keep(self) -> None:
+        self._global = torch.random.get_rng_state()
+        self._on_device = [torch.cuda.get_rng_state(device) for device in self._devices]

@@ -80,7 +80,10 @@ def main() -> None:
 
     def emit(event: str, details: Mapping[str, Any]) -> None:
         with lock:
-            channel.write(json.dumps({"event": event, **details}) + "\n")
+            try:
+                channel.write(json.dumps({"event": event, **details}) + "\n")
+            except BrokenPipeError:
+                os._exit(0)  # the runner is gone, which is no failure of the cell
 
     requests: list[str] = []
     ready = threading.Semaphore(0)

@@ -46,7 +46,7 @@ def test_reads_every_section(base: Path) -> None:
     assert suite.protocol == Protocol(rounds=2, batch=16, others=2)
     assert (suite.data_name, suite.data_options, suite.validation, suite.test) == ("shapes", {"pixels": 32}, 10, 20)
     assert (suite.public_size, suite.public_views) == (64, 2)
-    assert suite.users[0] == UserSpec("user1", "mlc", "small-convnet", 40, 3e-4, 5e-5, data={"style": "filled"})
+    assert suite.users[0] == UserSpec("user1", "mlc", "small-convnet", 40, 3e-4, 5e-5, 5e-5, data={"style": "filled"})
     assert (suite.users[1].model, suite.users[1].model_options) == ("small-resnet", {"width": 8})
     assert suite.method_options == {"fedmuscle": {"shuffle": False}}
     assert suite.loss_options == {"muscle": {"tau": 0.2}}
