@@ -2,13 +2,15 @@
 
     python benchmarks/startup.py [--times 10]
 
-The target is 0.3 s for each. The board is drawn from made-up results of the suite `smoke`, one for each of its cells.
+The target is 0.3 s for each. Bytecode is cached, as it is from a user's second command on. The board is drawn from
+made-up results of the suite `smoke`, one for each of its cells.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import statistics
 import subprocess
 import sys
@@ -41,6 +43,7 @@ def main() -> None:
         make_up(Path(folder) / "runs")
         print(f"{'command':<28} {'min s':>7} {'median s':>9}  target {TARGET} s")
         for name, arguments in COMMANDS.items():
+            wall_time(arguments, Path(folder))  # fills the cache of bytecode
             spent = [wall_time(arguments, Path(folder)) for _ in range(times)]
             verdict = "" if statistics.median(spent) < TARGET else "  over target"
             print(f"{name:<28} {min(spent):7.3f} {statistics.median(spent):9.3f}{verdict}")
@@ -49,8 +52,10 @@ def main() -> None:
 def wall_time(arguments: list[str], folder: Path) -> float:
     """Seconds of one process that runs `fedbench ARGUMENTS` in a folder."""
     command = [sys.executable, "-c", "from fedbench.cli import main; main()", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     started = time.perf_counter()
-    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
 
 

@@ -136,7 +136,7 @@ def data() -> None:
 @_SCALE
 @_SET
 @_PLUGIN
-@click.option("--seed", default=0, show_default=True, help="Whose private data to show.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Whose private data to show.")
 @click.option("--out", type=click.Path(path_type=Path), help="The PNG to write.  [default: SUITE-data.png]")
 def data_show(suite: str, scale: str, **given: Any) -> None:
     """Write a contact sheet (PNG) of every user's samples and the public set."""

@@ -109,7 +109,7 @@ def run_suite(
     outcome = runner.run(pending, shared, jobs or os.cpu_count() or 1, progress)
     shown = planned_board(loaded, store.results(loaded.name, loaded.scale), cells)
     print_board(shown, loaded, "table", source=f"your runs in {store.root}", facts=protocol_facts(loaded))
-    failed = sorted({row.status for row in shown.rows} & {"failed", "damaged", "partial"})
+    failed = [cell for cell in cells if runner.folder_of(store, cell).state in ("failed", "damaged")]
     if failed and not outcome.failed and overwrite == "missing":
         click.echo("Failed cells are kept; --overwrite failed runs them again.", err=True)
     return 1 if outcome.failed or failed else 0
@@ -124,8 +124,8 @@ def chosen_methods(suite: Suite, registry: Registry, methods: Sequence[str], los
     from fedbench.plan import check_method
     from fedbench.specs import parse_loss, parse_method
 
-    asked = [(spec, f"--method {text}") for text in methods if (spec := parse_method(text))]
-    asked += [(spec, f"--loss {text}") for text in losses if (spec := parse_loss(text))]
+    asked = [(spec, f"--method {text}") for text in methods if (spec := parse_method(text, where="--method"))]
+    asked += [(spec, f"--loss {text}") for text in losses if (spec := parse_loss(text, where="--loss"))]
     if asked:
         local = next(spec for spec in suite.methods if spec.name == "local" and not spec.options)
         asked = [(local, "methods"), *asked]

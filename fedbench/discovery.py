@@ -122,16 +122,17 @@ def _register(registry: Registry, source: Source, plugin: Any) -> None:
         raise unknown("hook", str(error).split("'")[1], known, where=str(source)) from None
     # Everything or nothing: a plugin that fails half-way leaves no half behind.
     trial = Registry(entries=dict(registry.entries))
-    observers: list[Any] = []
+    observers: dict[str, Any] = {}
     for hook, kind in _HOOKS.items():
         getattr(manager.hook, hook)(
             register=lambda name, target, kind=kind: trial.add(Entry(kind, name, target, source))
         )
-    manager.hook.fedbench_observers(register=lambda name, target: observers.append(target))
+    manager.hook.fedbench_observers(register=lambda name, target: observers.update({name: target}))
     if len(trial.entries) == len(registry.entries) and not observers and source.door == "file":
         raise UserError("this plugin registers nothing", where=str(source), expected="functions marked @hookimpl")
     registry.entries = trial.entries
-    registry.observers += observers
+    registry.observers += observers.values()
+    registry.observer_names += [(source, name) for name in observers]
     registry.sources.append(source)
 
 

@@ -37,6 +37,8 @@ def show_plugins(files: Sequence[Path], trace: bool, strict: bool) -> int:
             names = sorted(entry.name for entry in registry.of_source(source) if entry.kind == kind)
             if names:
                 click.echo(f"  {kind}: {', '.join(names)}")
+        if watching := [name for owner, name in registry.observer_names if owner == source]:
+            click.echo(f"  observer: {', '.join(watching)}")
     for failure in registry.failures:
         click.secho(f"{failure.source}: failed to load: {failure.message}", fg="red")
         if trace:

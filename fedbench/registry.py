@@ -60,6 +60,7 @@ class Registry:
     sources: list[Source] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     observers: list[Any] = field(default_factory=list)
+    observer_names: list[tuple[Source, str]] = field(default_factory=list)
 
     def add(self, entry: Entry) -> None:
         """Take one entry; a name that is taken is an error which names both sources."""

@@ -123,7 +123,7 @@ ARGUMENTS: dict[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "digits of another kind": (("--seeds", "²"), ("--seeds", "'²'")),
     "scale": (("--scale", "papr"), ("unknown scale 'papr'", "tiny.toml")),
     "method": (("--method", "fedmusle"), ("--method fedmusle", "did you mean 'fedmuscle'?")),
-    "method form": (("--method", "fedmuscle:loss"), ("malformed", "NAME:option=value")),
+    "method form": (("--method", "fedmuscle:loss"), ("--method", "malformed", "NAME:option=value")),
     "method option": (("--method", "fedmuscle:lss=muscle"), ("--method fedmuscle:lss", "did you mean 'loss'?")),
     "method type": (("--method", "fedmuscle:shuffle=3"), ("--method fedmuscle", "'shuffle'", "expected bool")),
     "loss": (("--loss", "muscel"), ("--loss muscel", "did you mean 'muscle'?")),
@@ -206,6 +206,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "plugin of a list": (("list", "--plugin", "raises.py"), ("raises.py", "boom")),
     "plugin of a check": (("validate", "tiny.toml", "--plugin", "raises.py"), ("raises.py", "boom")),
     "nothing to promote": (("promote", "tiny.toml"), ("runs/tiny/mini", "no finished cell")),
+    "seed of a picture": (("data", "show", "tiny.toml", "--seed", "-1"), ("--seed", "-1")),
     "picture": (("data", "show", "tiny.toml", "--out", "taken/sheet.png"), ("taken/sheet.png",)),
 }
 

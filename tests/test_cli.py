@@ -275,6 +275,13 @@ def test_overwrite_failed_runs_failed_cells_again(empty: Path) -> None:
     assert done.code == 0 and "local seed 0: started" not in done.err
 
 
+def test_a_row_of_an_earlier_run_is_no_failure_of_this_one(workplace: Path) -> None:
+    command = ("run", "suites/tiny.toml", "--jobs", 1, "--device", "cpu", "--method")
+    assert fedbench(*command, "simclr", "--seeds", 0).code == 0
+    done = fedbench(*command, "fedmuscle:loss=muscle")  # simclr has one of its two seeds
+    assert "partial" in done.out and done.code == 0 and "--overwrite failed" not in done.err
+
+
 def test_an_observer_that_raises_is_noted_and_costs_nothing(empty: Path) -> None:
     (empty / "watch.py").write_text(
         "import fedbench\n"

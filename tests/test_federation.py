@@ -32,7 +32,9 @@ class BackwardsEngine(Engine):
 
     def start(self, users: Mapping[str, Any]) -> None: ...
 
-    def ask(self, verb: str, outgoing: Mapping[str, bytes], *, timeout: float | None = None) -> dict[str, bytes | Fault]:
+    def ask(
+        self, verb: str, outgoing: Mapping[str, bytes], *, timeout: float | None = None
+    ) -> dict[str, bytes | Fault]:
         self.asked.append((verb, list(outgoing)))
         self.sent = dict(outgoing)
         replies = {}
@@ -56,7 +58,7 @@ def federation(
 
 
 def everyone(**message: Any) -> dict[str, dict[str, Any]]:
-    return {user: message for user in USERS}
+    return dict.fromkeys(USERS, message)
 
 
 def failing(verb: str, who: str, kind: str = "raised") -> Answer:
@@ -97,7 +99,7 @@ def test_bytes_are_those_of_the_encoded_messages() -> None:
         assert {user: len(sent) for user, sent in engine.sent.items()} == down
         assert dict(exchange.meter.down) == {user: times * size for user, size in down.items()}
         assert dict(exchange.meter.up) == {user: times * size for user, size in up.items()}
-        assert dict(exchange.meter.tensor_down) == {user: times * (2 * 4 * 8 * 4 + 4 * 8) for user in USERS}
+        assert dict(exchange.meter.tensor_down) == dict.fromkeys(USERS, times * (2 * 4 * 8 * 4 + 4 * 8))
         assert dict(exchange.meter.tensor_up) == {user: times * 4 * 4 * int(user[-1]) for user in USERS}
 
 
@@ -135,7 +137,7 @@ def test_fit_is_scored_once_right_after_it() -> None:
     assert seen == []
     exchange.ask("fit", everyone())
     assert seen == [["represent", "fit"]]
-    assert exchange.meter.logged()["fit loss"] == {user: 5.0 for user in USERS}
+    assert exchange.meter.logged()["fit loss"] == dict.fromkeys(USERS, 5.0)
 
 
 def test_nobody_gets_two_local_phases_in_a_round() -> None:

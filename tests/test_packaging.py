@@ -83,7 +83,9 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = (broken / "pyproject.toml").read_text().replace("fedbench-sample", "fedbench-broken")
     (broken / "pyproject.toml").write_text(text.replace("fedbench_sample", "fedbench_broken").replace("0.3.1", "0.0.9"))
     module = broken / "fedbench_broken" / "__init__.py"
-    module.write_text(module.read_text().replace("from fedbench import", "import library_of_nobody\nfrom fedbench import"))
+    module.write_text(
+        module.read_text().replace("from fedbench import", "import library_of_nobody\nfrom fedbench import")
+    )
     pip("install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target", target, *sources)
     return target
 
@@ -139,7 +141,7 @@ def test_an_installed_package_shows_up(samples: Path, tmp_path: Path) -> None:
     site = only_sample(samples, tmp_path)
     shown = python("-c", MAIN, "plugins", path=site, cwd=tmp_path)
     assert shown.returncode == 0 and not shown.stderr
-    assert "fedbench-sample 0.3.1  [package]\n  loss: squared\n  method: centroid" in shown.stdout
+    assert "fedbench-sample 0.3.1  [package]\n  loss: squared\n  method: centroid\n  observer: diary\n" in shown.stdout
     losses = python("-c", MAIN, "list", "loss", path=site, cwd=tmp_path).stdout
     assert "squared" in losses and "Squared distance to every other user's row.  [fedbench-sample 0.3.1]" in losses
     light = "import sys; from fedbench.discovery import discover; discover(); print('torch' in sys.modules)"

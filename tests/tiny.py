@@ -27,6 +27,7 @@ from made_up import provenance
 
 WriteSuite = Callable[..., Path]
 CPU = torch.device("cpu")
+torch.set_num_threads(1)  # as every cell does; more only wait for each other on nets this small
 
 
 def participant(suite: Suite, registry: Registry, name: str = "user1", seed: int = 0) -> Participant:
