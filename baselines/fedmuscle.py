@@ -20,7 +20,7 @@ Users: all that can read the public set.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class AligningUser(UserProgram):
         self.steps = 0
         self._z: Tensor | None = None
         self._rows: Tensor | None = None
+        self.view_generator = torch_generator("views", self.seed, self.name)
         if self.method.shuffle:
             generator = torch_generator("shuffle", self.seed, self.name)
             self._rows = torch.randperm(len(self.participant.public), generator=generator)
@@ -50,8 +51,15 @@ class AligningUser(UserProgram):
     def represent(self, batch: Tensor) -> dict[str, Any]:
         """The embeddings Z^n of a public batch, kept with their graph for the step that follows."""
         self._training(True)
-        self._z = self.embed(batch if self._rows is None else self._rows[batch])
+        rows = batch if self._rows is None else self._rows[batch]
+        self._z = self.embed(rows, self.views(len(rows)))
         return {"z": self._z.detach()}
+
+    def views(self, count: int) -> Tensor | int:
+        """One view for each of `count` rows: drawn by each user for itself, or the plain one."""
+        if self.method.views == "plain":
+            return 0
+        return torch.randint(self.participant.public.views, (count,), generator=self.view_generator)
 
     @verb
     def align(self, others: Tensor, next: Tensor | None = None) -> dict[str, Any]:
@@ -72,12 +80,14 @@ class AligningUser(UserProgram):
             "loss": self.loss.state_dict(),
             "align_optimizer": self.align_optimizer.state_dict(),
             "steps": self.steps,
+            "view_generator": self.view_generator.get_state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.loss.load_state_dict(state["loss"])
         self.align_optimizer.load_state_dict(state["align_optimizer"])
         self.steps = state["steps"]
+        self.view_generator.set_state(state["view_generator"])
 
 
 class MuscleServer(ServerProgram):
@@ -123,6 +133,7 @@ class FedMuscle(Method):
 
     Args:
         loss: the alignment loss; its own options are written `loss.tau` and so on.
+        views: `"plain"`: all users see the plain picture; `"own"`: each draws one of an item's augmented views.
         shuffle: control: permute the public rows differently for each user.
     """
 
@@ -130,8 +141,8 @@ class FedMuscle(Method):
     User = AligningUser
     Server = MuscleServer
 
-    def __init__(self, *, loss: str = "muscle", shuffle: bool = False) -> None:
-        self.loss, self.shuffle = loss, shuffle
+    def __init__(self, *, loss: str = "muscle", views: Literal["own", "plain"] = "plain", shuffle: bool = False) -> None:
+        self.loss, self.views, self.shuffle = loss, views, shuffle
 
     def paper_bytes(self, protocol: Protocol, users: int) -> int:
         """T iterations of Z^n up, S^n (B^M × d) and α (B^M) down, float32, for every user."""

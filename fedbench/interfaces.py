@@ -195,7 +195,8 @@ class Protocol:
         dimension: d, length of an embedding.
         head: where the head sits, on the `"features"` of the model or on its `"embedding"` (before normalising).
         projection: `"linear"` or `"mlp"` (two layers), features -> d.
-        schedule: `"constant"` or `"cosine"` over the whole run, of both learning rates.
+        schedule: of all learning rates: `"constant"`, `"cosine"` over the whole run, or `"restarts"`, a cosine over
+            each phase, so that users are always scored at the end of an annealing.
         weight_decay: AdamW's, in both phases.
         threads: of every computation of a cell.
         eval_batch: rows of an evaluation batch.

@@ -13,7 +13,7 @@ from typing import Any
 from fedbench.errors import UserError
 from fedbench.interfaces import KINDS
 from fedbench.options import check_options, read_options
-from fedbench.registry import Registry
+from fedbench.registry import Registry, placed
 from fedbench.specs import MethodSpec
 from fedbench.suite import Suite, check_names
 from fedbench.version import PROTOCOL
@@ -178,7 +178,18 @@ def check_method(suite: Suite, registry: Registry, spec: MethodSpec, where: str 
     for name, value in plain.items():
         if name in KINDS:
             registry.entry(name, str(value), where=where)
-    for part in resolve_method(suite, registry, spec)[1].values():
+    try:
+        parts = resolve_method(suite, registry, spec)[1]
+    except UserError as error:
+        raise placed(error, where) if where else error from None
+    for name in registry.options("method", spec.name):
+        if name in KINDS and name not in parts:
+            raise UserError(
+                f"the option '{name}' of method '{spec.name}' names no {name}",
+                where=where,
+                expected="its default must be written as a string in the constructor",
+            )
+    for part in parts.values():
         registry.create(part.kind, part.name, part.options, where)
     registry.create("method", spec.name, plain, where)
 

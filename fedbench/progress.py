@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -113,7 +114,9 @@ class Progress:
         if local is None or cell.method.name == "local":
             return ""
         known = provisional(self._records[cell.method.label, cell.seed], local)
-        return f", provisional Δ {known.mean:+.1f} % on validation" if known and known.round == number else ""
+        if known is None or known.round != number or not math.isfinite(known.mean):
+            return ""
+        return f", provisional Δ {known.mean:+.1f} % on validation"
 
 
 class TerminalProgress(Progress):

@@ -44,7 +44,7 @@ _LEAST = {"batch": 2}
 _CHOICES = {
     "head": ("features", "embedding"),
     "projection": ("linear", "mlp"),
-    "schedule": ("constant", "cosine"),
+    "schedule": ("constant", "cosine", "restarts"),
     "on_failure": ("stop", "skip"),
 }
 

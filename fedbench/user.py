@@ -153,6 +153,8 @@ class UserProgram:
         factor = 1.0
         if self.protocol.schedule == "cosine":
             factor = 0.5 * (1 + math.cos(math.pi * min(1.0, done / phases)))
+        elif self.protocol.schedule == "restarts":
+            factor = 0.5 * (1 + math.cos(math.pi * (done % 1.0)))
         for group in optimizer.param_groups:
             group["lr"] = group["rate"] * factor
 

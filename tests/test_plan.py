@@ -309,6 +309,20 @@ def test_a_method_inherits_the_options_of_another_file(write_suite: WriteSuite, 
     assert made.parts["loss"].options == {"tau": 0.2, "tau_prev": 0.15}
 
 
+def test_a_default_that_cannot_be_read_without_importing_is_refused(write_suite: WriteSuite, tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "import fedbench\nfrom fedbench_baselines.fedmuscle import FedMuscle\nUSUAL = 'muscle'\n"
+        "class Mine(fedbench.Method):\n    'Mine.'\n    User, Server = FedMuscle.User, FedMuscle.Server\n"
+        "    def __init__(self, *, loss: str = USUAL) -> None:\n        self.loss, self.shuffle = loss, False\n"
+        "@fedbench.hookimpl\ndef fedbench_methods(register): register('mine', Mine)\n"
+    )
+    suite, registry = load(str(write_suite())), discover([plugin])
+    with pytest.raises(UserError, match=r"'loss' of method 'mine' names no loss.*must be written as a string"):
+        check_method(suite, registry, parse_method("mine"), "--method")
+    check_method(suite, registry, parse_method("mine:loss=muscle"), "--method")
+
+
 def labels(cells: Sequence[Cell]) -> list[str]:
     return [one.label for one in cells]
 
@@ -370,5 +384,6 @@ def test_a_wrong_name_or_option_says_where(write_suite: WriteSuite, old: str, ne
 )
 def test_a_wrong_method_is_refused_before_it_runs(write_suite: WriteSuite, method: str, message: str) -> None:
     suite = load(str(write_suite()))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as caught:
         check_method(suite, discover(), parse_method(method), "--method")
+    assert str(caught.value).startswith("--method: ")

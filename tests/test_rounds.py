@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedbench.cache import Cache
 from fedbench.discovery import discover
 from fedbench.errors import UserError
 from fedbench.interfaces import Observer
-from fedbench.plan import make_cells
+from fedbench.plan import Cell, make_cells
 from fedbench.progress import Progress
+from fedbench.registry import Registry
 from fedbench.rounds import Surroundings, run_cell
 from fedbench.runner import Job, choose, folder_of
 from fedbench.runner import run as run_jobs
@@ -114,7 +116,7 @@ def fedbench_methods(register):
 def plugin(folder: Path, text: str) -> Path:
     """A plugin file that is this test's own: equal files are one module, which keeps its state."""
     path = folder / "plugin.py"
-    path.write_text(f"# {folder.name}\n{text}")
+    path.write_text(text if text is CAREFUL else f"# {folder.name}\n{text}")
     return path
 
 
@@ -134,18 +136,29 @@ class Stop:
         return [details for name, details in self.events if name == event]
 
 
+STRAIGHT: dict[str, dict[str, Any]] = {}
+
+
+def straight(cell: Cell, registry: Registry, folder: Path) -> dict[str, Any]:
+    """The numbers of a cell that ran undisturbed, computed once for all tests."""
+    if cell.key not in STRAIGHT:
+        STRAIGHT[cell.key] = numbers(run(cell, registry, folder / "straight"))
+    return STRAIGHT[cell.key]
+
+
 # -- the same numbers
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cell_gives_the_same_bits_twice(write_suite: WriteSuite, tmp_path: Path, method: str) -> None:
     cell, registry = cell_of(write_suite(), method)
-    first = run(cell, registry, tmp_path / "one")
+    first = straight(cell, registry, tmp_path)
     np.random.seed(1)
-    assert numbers(run(cell, registry, tmp_path / "two")) == numbers(first)
-    assert len(first["rounds"]) == 3
-    assert all(0 <= row["test"] <= 100 and 0 <= row["validation"] <= 100 for row in first["users"])
-    assert first["rounds"][-1]["validation"] == {row["name"]: row["validation"] for row in first["users"]}
+    result = run(cell, registry, tmp_path / "again")
+    assert numbers(result) == first
+    assert len(result["rounds"]) == 3
+    assert all(0 <= row["test"] <= 100 and 0 <= row["validation"] <= 100 for row in result["users"])
+    assert result["rounds"][-1]["validation"] == {row["name"]: row["validation"] for row in result["users"]}
 
 
 def test_another_seed_gives_other_numbers(write_suite: WriteSuite, tmp_path: Path) -> None:
@@ -154,11 +167,12 @@ def test_another_seed_gives_other_numbers(write_suite: WriteSuite, tmp_path: Pat
     assert results[0]["rounds"][0]["train_loss"] != results[1]["rounds"][0]["train_loss"]
 
 
-@pytest.mark.parametrize("at", [1, 2])
-@pytest.mark.parametrize("method", [*METHODS, "fedmuscle:loss=learned", "counting"])
+@pytest.mark.parametrize(
+    ("method", "at"),
+    [*((method, 1) for method in (*METHODS, "fedmuscle:loss=learned", "counting")), ("local", 2), ("fedmuscle", 2)],
+)
 def test_a_resumed_cell_gives_the_same_bits(write_suite: WriteSuite, tmp_path: Path, method: str, at: int) -> None:
     cell, registry = cell_of(write_suite(), method, plugins=[plugin(tmp_path, CAREFUL)])
-    straight = run(cell, registry, tmp_path / "straight")
     stop = Stop(at)
     with pytest.raises(KeyboardInterrupt):
         run(cell, registry, tmp_path / "resumed", notify=stop)
@@ -166,7 +180,7 @@ def test_a_resumed_cell_gives_the_same_bits(write_suite: WriteSuite, tmp_path: P
     assert folder.checkpoint_path.exists() and folder.read() is None
     again = Stop(at=-1)
     resumed = run(cell, registry, tmp_path / "resumed", notify=again)
-    assert numbers(resumed) == numbers(straight)
+    assert numbers(resumed) == straight(cell, registry, tmp_path)
     assert again.heard("resumed") == [{"rounds": at}]
     assert [record["round"] for record in again.heard("round")] == list(range(at, 3))
     assert not folder.checkpoint_path.exists()
@@ -179,7 +193,7 @@ def test_an_interruption_before_the_first_checkpoint_loses_nothing_but_time(
     with pytest.raises(KeyboardInterrupt):
         run(cell, registry, tmp_path, notify=Stop(0))
     stop = Stop(-1)
-    assert numbers(run(cell, registry, tmp_path, notify=stop)) == numbers(run(cell, registry, tmp_path / "straight"))
+    assert numbers(run(cell, registry, tmp_path, notify=stop)) == straight(cell, registry, tmp_path)
     assert not stop.heard("resumed")
 
 
@@ -196,42 +210,59 @@ def request(path: Path, results: Path, plugins: Sequence[Path] = ()) -> dict[str
 
 
 def test_one_process_and_worker_processes_give_the_same_bits(write_suite: WriteSuite, tmp_path: Path) -> None:
-    path = write_suite()
-    suite, registry = load(str(path)), discover()
-    cells = make_cells(suite, registry, methods=[parse_method("local"), parse_method("fedmuscle")], seeds=[0, 1])
+    path, bad = write_suite(), plugin(tmp_path, BAD_LOSS)
+    suite, registry = load(str(path)), discover([bad])
+    specs = [parse_method(text) for text in ("local", "fedmuscle:loss=bad", "fedmuscle", "simclr")]
+    cells = make_cells(suite, registry, methods=specs, seeds=[0])
     found = []
     for jobs in (1, 2):
         store = Store(tmp_path / str(jobs))
         pending = choose(cells, store, "missing", Progress())
         assert len(pending) == 4
-        outcome = run_jobs(pending, request(path, store.root), jobs, Progress())
-        assert (outcome.ran, outcome.failed) == (4, [])
+        outcome = run_jobs(pending, request(path, store.root, [bad]), jobs, Progress())
+        assert (outcome.ran, outcome.failed) == (4, ["fedmuscle:loss=bad seed 0"])
         results = [folder_of(store, cell).read() for cell in cells]
-        found.append([numbers(result) for result in results if result])
+        found.append([numbers(result) for result in results if result and result["status"] == "done"])
+        errors = [result["error"] for result in results if result and result["error"]]
+        assert [(error["user"], error["message"]) for error in errors] == [
+            ("user1", "align: RuntimeError: no such luck")
+        ]
         assert choose(cells, store, "missing", Progress()) == []
-    assert len(found[0]) == 4 and found[0] == found[1]
+    assert len(found[0]) == 3 and found[0] == found[1]
 
 
 def test_users_may_be_built_in_any_order(write_suite: WriteSuite, tmp_path: Path) -> None:
     cell, registry = cell_of(write_suite(), "fedmuscle")
-    found = []
-    for reverse in (False, True):
-        folder = folder_of(Store(tmp_path / str(reverse)), cell)
-        with folder.lock():
-            run_cell(cell, folder, Surroundings(registry, Cache(), CPU, provenance(), reverse=reverse))
-        result = folder.read()
-        assert result is not None
-        found.append(numbers(result))
-    assert found[0] == found[1]
-    assert [row["name"] for row in found[0]["users"]] == ["user1", "user2", "user3"]
+    folder = folder_of(Store(tmp_path), cell)
+    with folder.lock():
+        run_cell(cell, folder, Surroundings(registry, Cache(), CPU, provenance(), reverse=True))
+    result = folder.read()
+    assert result is not None
+    assert numbers(result) == straight(cell, registry, tmp_path)
+    assert [row["name"] for row in result["users"]] == ["user1", "user2", "user3"]
+
+
+def test_a_cell_computes_with_the_threads_of_its_suite(write_suite: WriteSuite, tmp_path: Path) -> None:
+    threads: list[int] = []
+
+    def listen(event: str, details: Mapping[str, Any]) -> None:
+        threads.append(torch.get_num_threads())
+
+    try:
+        for wanted in (2, 1):
+            path = write_suite(("[protocol]", f"[protocol]\nthreads = {wanted}"))
+            run(*cell_of(path), tmp_path, notify=listen)
+            assert set(threads) == {wanted}
+            threads.clear()
+    finally:
+        torch.set_num_threads(1)
 
 
 # -- what is scored, and when
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_test_set_is_looked_at_once(write_suite: WriteSuite, tmp_path: Path, method: str) -> None:
-    cell, registry = cell_of(write_suite(), method)
+def test_the_test_set_is_looked_at_once(write_suite: WriteSuite, tmp_path: Path) -> None:
+    cell, registry = cell_of(write_suite(), "fedmuscle")
     memory = spied(registry)
     result = run(cell, registry, tmp_path)
     splits = [exchange.sent["user1"]["split"] for exchange in memory if exchange.verb == "evaluate"]
@@ -293,10 +324,7 @@ def test_a_failure_keeps_the_rounds_before_it(write_suite: WriteSuite, tmp_path:
     assert [record["round"] for record in result["rounds"]] == [0]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_one_failed_cell_stops_no_other_and_the_exit_code_says_so(
-    write_suite: WriteSuite, tmp_path: Path, jobs: int
-) -> None:
+def test_one_failed_cell_stops_no_other_and_the_exit_code_says_so(write_suite: WriteSuite, tmp_path: Path) -> None:
     path = write_suite(
         ('methods = ["local", "fedmuscle:loss=muscle",', 'methods = ["local", "fedmuscle:loss=bad",'),
         ('"fedmuscle:shuffle=true"]\ncontrols', '"fedmuscle:loss=bad,shuffle=true"]\ncontrols'),
@@ -304,7 +332,8 @@ def test_one_failed_cell_stops_no_other_and_the_exit_code_says_so(
     )
     bad = plugin(tmp_path, BAD_LOSS)
     command = ["run", path, "--plugin", bad, "--device", "cpu", "--results", tmp_path / "runs", "--seeds", 0]
-    done = fedbench(*command, "--jobs", jobs)
+    command += ["--jobs", 1]
+    done = fedbench(*command)
     assert done.code == 1
     assert "fedmuscle:loss=bad seed 0: FAILED: user1: align: RuntimeError: no such luck" in done.err
     assert "Traceback" not in done.err
@@ -320,7 +349,7 @@ def test_one_failed_cell_stops_no_other_and_the_exit_code_says_so(
         "local-long": "done",
         "fedmuscle:loss=bad,shuffle=true": "failed",
     }
-    again = fedbench(*command, "--jobs", 1)
+    again = fedbench(*command)
     assert again.code == 1 and "started" not in again.err and "--overwrite failed" in again.err
 
 
@@ -423,7 +452,7 @@ def test_an_observer_hears_everything_and_costs_nothing_when_it_breaks(write_sui
     stop = Stop(-1)
     watched = run(cell, registry, tmp_path / "one", notify=stop, observers=[Broken(), Watcher()])
     assert heard == [("started", "local"), ("round", 0), ("round", 1), ("round", 2), ("finished", "done")]
-    assert numbers(watched) == numbers(run(cell, registry, tmp_path / "two"))
+    assert numbers(watched) == straight(cell, registry, tmp_path)
     notes = [details["text"] for details in stop.heard("note")]
     assert len(notes) == 5 and all("observer Broken failed" in note and "no connection" in note for note in notes)
 
@@ -453,7 +482,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_cell_starts_anew(
     folder.checkpoint_path.write_bytes(broken)
     stop = Stop(-1)
     result = run(cell, registry, tmp_path, notify=stop)
-    assert numbers(result) == numbers(run(cell, registry, tmp_path / "straight"))
+    assert numbers(result) == straight(cell, registry, tmp_path)
     aside = folder.path / "checkpoint.safetensors.damaged-1"
     assert aside.read_bytes() == broken
     (note,) = stop.heard("note")
@@ -473,7 +502,7 @@ def test_a_checkpoint_of_another_cell_is_not_used(write_suite: WriteSuite, tmp_p
     stop = Stop(-1)
     result = run(cell, registry, tmp_path, notify=stop)
     assert "belongs to another cell" in stop.heard("note")[0]["text"]
-    assert numbers(result) == numbers(run(cell, registry, tmp_path / "straight"))
+    assert numbers(result) == straight(cell, registry, tmp_path)
 
 
 def test_a_finished_result_is_not_overwritten(write_suite: WriteSuite, tmp_path: Path) -> None:

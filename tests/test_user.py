@@ -229,6 +229,8 @@ def test_the_schedule_spans_all_alignment_steps(
 def test_alignment_never_touches_the_head(write_suite: WriteSuite, method: str, work: Any, head: str) -> None:
     user = program(write_suite(("[protocol]", f'[protocol]\nhead = "{head}"')), method)
     user.fit()  # leaves gradients and optimizer moments that a careless step would apply
+    stepped = {id(value) for group in user.align_optimizer.param_groups for value in group["params"]}  # type: ignore[attr-defined]
+    assert stepped == {id(value) for value in user.representation.parameters()}
     before, backbone = weights(user.head), weights(user.representation.backbone)
     projection = weights(user.representation.projection)
     work(user, 3)
@@ -382,8 +384,9 @@ def call(host: UserHost, verb: str, **message: Any) -> dict[str, Any]:
 
 def test_a_verb_that_uses_the_global_generator_is_reproducible_all_the_same(write_suite: WriteSuite) -> None:
     path = write_suite()
-    host, twin = noisy(path), noisy(path)
+    host = noisy(path)
     torch.manual_seed(3)
+    twin = noisy(path)
     before = torch.random.get_rng_state()
     first, second = call(host, "noise")["noise"], call(host, "noise")["noise"]
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -39,15 +39,23 @@ class Composer:
             picture.paste(drawn, (0, 0), drawn)
         return picture
 
-    def view(self, picture: Image.Image, scene: int, number: int) -> Image.Image:
-        """The augmented view `number` of a scene's picture: cropped, tilted, mirrored, in other colours; 0 is plain."""
+    def view(self, picture: Image.Image, scene: int, number: int, *, strong: bool = False) -> Image.Image:
+        """The augmented view `number` of a scene's picture: cropped, tilted, mirrored, in other colours; 0 is plain.
+
+        A `strong` view is cropped closer, turned in hue by up to a fifth of the circle and one in five is grey, after SimCLR: otherwise the
+        colours of the background tell two scenes apart, and nobody need look at what is in them.
+        """
         if number == 0:
             return picture
-        draws = Draws("emoji", "view", scene, number, count=16)
-        return self._cropped(picture, draws).convert("RGB", _recolouring(draws))
+        draws = Draws("emoji", "view", scene, number, count=18)
+        cropped = self._cropped(picture, draws, 0.5 if strong else 0.7)
+        matrix = _recolouring(draws)
+        if strong:
+            matrix = _turned(matrix, draws.uniform(-1.26, 1.26), 0.0 if draws.chance(0.2) else 1.0)
+        return cropped.convert("RGB", matrix)
 
-    def _cropped(self, picture: Image.Image, draws: Draws) -> Image.Image:
-        side = draws.uniform(0.7, 0.95)
+    def _cropped(self, picture: Image.Image, draws: Draws, least: float) -> Image.Image:
+        side = draws.uniform(least, 0.95)
         # A square turned by a small angle needs about (1 + angle) of its side: no tilt may reach outside.
         tilt = draws.uniform(-1.0, 1.0) * min(0.2, 1.0 / side - 1.0)
         reach = side * (math.cos(tilt) + math.sin(abs(tilt))) / 2
@@ -136,4 +144,20 @@ def _recolouring(draws: Draws) -> tuple[float, ...]:
         for other, luma in enumerate((0.299, 0.587, 0.114)):
             rows.append(gain * ((1.0 - saturation) * luma + (saturation if other == channel else 0.0)))
         rows.append(shift)
+    return tuple(rows)
+
+
+def _turned(matrix: tuple[float, ...], hue: float, colour: float) -> tuple[float, ...]:
+    """A colour matrix behind a turn of the hue by an angle, and a loss of all colour where `colour` is 0."""
+    cosine, sine = colour * math.cos(hue), colour * math.sin(hue) / math.sqrt(3.0)
+    even = (1.0 - cosine) / 3.0
+    turn = [[even + cosine * (row == column) for column in range(3)] for row in range(3)]
+    for row in range(3):
+        turn[row][(row + 1) % 3] -= sine
+        turn[row][(row + 2) % 3] += sine
+    rows: list[float] = []
+    for row in range(3):
+        own = matrix[4 * row : 4 * row + 3]
+        rows += [sum(own[inner] * turn[inner][column] for inner in range(3)) for column in range(3)]
+        rows.append(matrix[4 * row + 3])
     return tuple(rows)

@@ -103,11 +103,13 @@ class EmojiWorld(World):
         _positive(size, "size")
         everything = range(len(self._catalogue.concepts))
         contents = several([everything], _BOTH, size, "emoji", "public")
-        key = self._key(("public",), size, views, {})
+        key = self._key(("public", "strong views"), size, views, {})
         scenes = _scenes(contents, main=False)
         names = [concept.name for concept in self._catalogue.concepts]
         text = np.array([caption(scene, names) for scene in scenes()])
-        return Samples(key, {"image": self._images(key, scenes, views), "text": text}, None, contents.scenes)
+        return Samples(
+            key, {"image": self._images(key, scenes, views, strong=True), "text": text}, None, contents.scenes
+        )
 
     def _set(
         self,
@@ -150,11 +152,11 @@ class EmojiWorld(World):
             return tuple(self._catalogue.concepts[concept].name for concept in self._catalogue.ic100)
         return tuple(group.name for group in GROUPS)
 
-    def _images(self, key: str, scenes: Callable[[], list[Scene]], views: int) -> np.ndarray:
+    def _images(self, key: str, scenes: Callable[[], list[Scene]], views: int, *, strong: bool = False) -> np.ndarray:
         _positive(views, "views")
-        return _cache(default_folder()).array(key, lambda: self._compose(scenes(), views))
+        return _cache(default_folder()).array(key, lambda: self._compose(scenes(), views, strong))
 
-    def _compose(self, scenes: Sequence[Scene], views: int) -> np.ndarray:
+    def _compose(self, scenes: Sequence[Scene], views: int, strong: bool) -> np.ndarray:
         # Imported here, since pillow is an extra and its absence must stay one clear message of `verify`.
         from fedbench_plugins.data.emoji.composer import Composer
         from fedbench_plugins.data.emoji.drawings import drawings
@@ -164,7 +166,7 @@ class EmojiWorld(World):
         for row, scene in enumerate(scenes):
             picture = composer.paint(scene)
             for number in range(views):
-                images[row, number] = np.asarray(composer.view(picture, scene.seed, number))
+                images[row, number] = np.asarray(composer.view(picture, scene.seed, number, strong=strong))
         return images
 
     def _key(self, where: tuple[str | int, ...], size: int, views: int, words: Mapping[str, Any]) -> str:
