@@ -141,7 +141,9 @@ class FedMuscle(Method):
     User = AligningUser
     Server = MuscleServer
 
-    def __init__(self, *, loss: str = "muscle", views: Literal["own", "plain"] = "plain", shuffle: bool = False) -> None:
+    def __init__(
+        self, *, loss: str = "muscle", views: Literal["own", "plain"] = "plain", shuffle: bool = False
+    ) -> None:
         self.loss, self.views, self.shuffle = loss, views, shuffle
 
     def paper_bytes(self, protocol: Protocol, users: int) -> int:

@@ -103,16 +103,19 @@ class CellRun:
         torch.set_num_threads(self.protocol.threads)
         torch.set_flush_denormal(True)
         torch.use_deterministic_algorithms(True, warn_only=True)
-        engine, server = self._build()
         try:
-            done = self._resume(engine, server)
-            for r in range(done, self.protocol.rounds):
-                self._round(r, lambda r=r: server.round(r))  # type: ignore[misc]
-                self._checkpoint(engine, server)
-            self._round(self.protocol.rounds, server.finish)
-            self.scores = self.federation.evaluate("test")
+            engine, server = self._build()
+            try:
+                done = self._resume(engine, server)
+                for r in range(done, self.protocol.rounds):
+                    self._round(r, lambda r=r: server.round(r))  # type: ignore[misc]
+                    self._checkpoint(engine, server)
+                self._round(self.protocol.rounds, server.finish)
+                self.scores = self.federation.evaluate("test")
+            finally:
+                engine.stop()
         finally:
-            engine.stop()
+            torch.set_flush_denormal(False)  # whatever else this process computes wants IEEE arithmetic
 
     def _build(self) -> tuple[Engine, ServerProgram]:
         registry, suite, seed = self.around.registry, self.cell.suite, self.cell.seed

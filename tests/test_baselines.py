@@ -194,6 +194,24 @@ def test_shuffled_rows_are_a_permutation_for_each_user_and_seed(path: Path) -> N
     assert torch.equal(users[0].represent(batch)["z"], plain.embed(users[0]._rows[batch]).detach())
 
 
+def test_own_views_are_drawn_by_each_user_and_plain_ones_are_the_first(write_suite: WriteSuite) -> None:
+    path = write_suite(("size = 32\nviews = 2", "size = 32\nviews = 3"))
+    one, two, plain = (
+        program(path, "fedmuscle", views="own"),
+        program(path, "fedmuscle", views="own", name="user3"),
+        program(path, "fedmuscle"),
+    )
+    drawn = [user.views(300).tolist() for user in (one, two)]  # type: ignore[attr-defined]
+    assert drawn[0] != drawn[1] and all(set(views) == {0, 1, 2} for views in drawn)
+    batch = torch.arange(8)
+    assert torch.equal(plain.represent(batch)["z"], plain.embed(batch, 0).detach())  # type: ignore[misc]
+    again: Any = program(path, "fedmuscle", views="own")
+    views = again.view_generator.get_state()
+    z = again.represent(batch)["z"]
+    again.view_generator.set_state(views)
+    assert torch.equal(z, again.embed(batch, again.views(8)).detach())
+
+
 @pytest.mark.parametrize("views", [2, 4])
 def test_simclr_contrasts_two_different_views(write_suite: WriteSuite, views: int) -> None:
     user: Any = program(write_suite(("size = 32\nviews = 2", f"size = 32\nviews = {views}")), "simclr")

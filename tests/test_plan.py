@@ -64,6 +64,7 @@ def cell(
         ("[protocol]", '[protocol]\nhead = "embedding"'),
         ("[protocol]", '[protocol]\nprojection = "linear"'),
         ("[protocol]", '[protocol]\nschedule = "constant"'),
+        ("[protocol]", '[protocol]\nschedule = "restarts"'),
         ("[protocol]", "[protocol]\nweight_decay = 0.1"),
         ("[protocol]", "[protocol]\nthreads = 2"),
         ("[protocol]", '[protocol]\non_failure = "skip"'),
@@ -121,6 +122,7 @@ def test_options_of_the_method_and_its_loss_are_in_the_key(write_suite: WriteSui
         MUSCLE,
         "fedmuscle:loss=pairwise",
         "fedmuscle:shuffle=true",
+        "fedmuscle:views=own",
         "fedmuscle:loss.tau=0.3",
         "fedmuscle:loss=muscle,loss.tau=0.3,shuffle=true",
     ]
@@ -293,7 +295,7 @@ def test_the_name_shown_is_enough_to_make_the_cell_again(
 
 def test_all_options_are_resolved_beside_the_key(write_suite: WriteSuite) -> None:
     made = cell(write_suite(("[public]", "[loss.muscle]\ntau = 0.5\n\n[public]")), "fedmuscle:loss.tau_prev=0.1")
-    assert made.resolved == {"loss": "muscle", "shuffle": False}
+    assert made.resolved == {"loss": "muscle", "views": "plain", "shuffle": False}
     assert made.parts["loss"].options == {"tau": 0.5, "tau_prev": 0.1}
 
 

@@ -193,7 +193,15 @@ def recorded_rates(user: UserProgram, monkeypatch: pytest.MonkeyPatch) -> list[l
     return rates
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def annealing(schedule: str, phases: int, steps: int) -> list[float]:
+    """The factor of every step of every phase."""
+    done = [phase + step / steps for phase in range(phases) for step in range(steps)]
+    if schedule == "cosine":
+        return [0.5 * (1 + cos(pi * part / phases)) for part in done]
+    return [0.5 * (1 + cos(pi * (part - int(part)))) if schedule == "restarts" else 1.0 for part in done]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "constant", "restarts"])
 def test_the_schedule_spans_all_local_phases(
     write_suite: WriteSuite, monkeypatch: pytest.MonkeyPatch, schedule: str
 ) -> None:
@@ -201,11 +209,11 @@ def test_the_schedule_spans_all_local_phases(
     rates = recorded_rates(user, monkeypatch)
     for _ in range(3):
         user.fit()
-    wanted = [2e-3 * (0.5 * (1 + cos(pi * done / 12)) if schedule == "cosine" else 1) for done in range(12)]
+    wanted = [2e-3 * factor for factor in annealing(schedule, phases=3, steps=4)]
     assert [rate for (rate,) in rates] == pytest.approx(wanted, rel=1e-9)
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+@pytest.mark.parametrize("schedule", ["cosine", "constant", "restarts"])
 @pytest.mark.parametrize(("method", "work"), [("fedmuscle", align), ("simclr", contrast)])
 def test_the_schedule_spans_all_alignment_steps(
     write_suite: WriteSuite, monkeypatch: pytest.MonkeyPatch, schedule: str, method: str, work: Any
@@ -216,7 +224,7 @@ def test_the_schedule_spans_all_alignment_steps(
     user = program(path, method)
     rates = recorded_rates(user, monkeypatch)
     work(user, 4)
-    factors = [0.5 * (1 + cos(pi * done / 4)) if schedule == "cosine" else 1.0 for done in range(4)]
+    factors = annealing(schedule, phases=2, steps=2)
     assert [rate[0] for rate in rates] == pytest.approx([1e-3 * factor for factor in factors], rel=1e-9)
     assert [rate[1] for rate in rates] == pytest.approx([4e-3 * factor for factor in factors], rel=1e-9)
 
