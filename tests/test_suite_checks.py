@@ -59,7 +59,11 @@ CASES = {
     "decay": ("batch = 16", "weight_decay = -0.1", "protocol.weight_decay is -0.1 (a number, at least 0)"),
     "decay nan": ("batch = 16", "weight_decay = nan", "protocol.weight_decay is NaN (a number, at least 0)"),
     "head": ("batch = 16", 'head = "feature"', "unknown protocol.head 'feature' (did you mean 'features'?)"),
-    "schedule": ("batch = 16", 'schedule = "step"', "unknown protocol.schedule 'step' (known: constant, cosine)"),
+    "schedule": (
+        "batch = 16",
+        'schedule = "step"',
+        "unknown protocol.schedule 'step' (known: constant, cosine, restarts)",
+    ),
     "projection": ("batch = 16", "projection = 2", "protocol.projection is 2 (one of linear, mlp)"),
     "rate": ("fit = 3e-4", "fit = 0", "s.toml:28: rates.strong.fit is 0 (a number above 0)"),
     "rate missing": ("fit = 3e-4\n", "", "s.toml:27: rates.strong.fit is missing (a number above 0)"),

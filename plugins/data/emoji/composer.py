@@ -42,8 +42,9 @@ class Composer:
     def view(self, picture: Image.Image, scene: int, number: int, *, strong: bool = False) -> Image.Image:
         """The augmented view `number` of a scene's picture: cropped, tilted, mirrored, in other colours; 0 is plain.
 
-        A `strong` view is cropped closer, turned in hue by up to a fifth of the circle and one in five is grey, after SimCLR: otherwise the
-        colours of the background tell two scenes apart, and nobody need look at what is in them.
+        A `strong` view is cropped closer, turned in hue by up to a fifth of the circle, and grey one time in five,
+        after SimCLR: otherwise the colours of the background tell two scenes apart, and nobody need look at what
+        is in them.
         """
         if number == 0:
             return picture
