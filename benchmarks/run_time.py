@@ -2,7 +2,7 @@
 
 Run: `python benchmarks/run_time.py [SUITE] [fedbench run options]`, e.g. with `--jobs 2`. It runs the suite into a
 temporary folder, so nothing of yours is reused but the cache of renders and frozen features: run it twice for warm
-caches. Targets for Setup1 at `--jobs 2` on 2 cores: provisional Δ% within 3 minutes, the board within 30, peak below 6 GB.
+caches. Targets for Setup1 at `--jobs 2` on 2 cores: provisional Δ% within 3 minutes, board within 30, peak below 6 GB.
 """
 
 from __future__ import annotations
