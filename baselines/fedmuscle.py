@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fedbench.interfaces import Protocol
 from fedbench.method import Method, ServerProgram
+from fedbench.options import positive
 from fedbench.seeds import torch_generator
 from fedbench.user import UserProgram, verb
 
@@ -38,7 +39,7 @@ class AligningUser(UserProgram):
 
     def setup(self) -> None:
         self.loss = self.method.create_loss().to(self.device)
-        self.align_optimizer = self.alignment_optimizer(self.loss)
+        self.align_optimizer = self.alignment_optimizer(self.loss, factor=self.method.rate)
         self.steps = 0
         self._z: Tensor | None = None
         self._rows: Tensor | None = None
@@ -50,7 +51,7 @@ class AligningUser(UserProgram):
     @verb
     def represent(self, batch: Tensor) -> dict[str, Any]:
         """The embeddings Z^n of a public batch, kept with their graph for the step that follows."""
-        self._training(True)
+        self.set_training(True)
         rows = batch if self._rows is None else self._rows[batch]
         self._z = self.embed(rows, self.views(len(rows)))
         return {"z": self._z.detach()}
@@ -96,6 +97,8 @@ class MuscleServer(ServerProgram):
     def round(self, r: int) -> None:
         T, B, M = self.protocol.iterations, self.protocol.batch, self.protocol.others
         self.ask("fit")
+        if len(self.users) < 2:  # where failed users are skipped, the last one has nobody to learn from
+            return
         batches = self.public.draw(T, B)
         z = {user: reply["z"] for user, reply in self.ask("represent", batch=batches[0]).items()}
         for t in range(T):
@@ -135,6 +138,7 @@ class FedMuscle(Method):
         loss: the alignment loss; its own options are written `loss.tau` and so on.
         views: `"plain"`: all users see the plain picture; `"own"`: each draws one of an item's augmented views.
         shuffle: control: permute the public rows differently for each user.
+        rate: factor on the suite's alignment rates.
     """
 
     revision: ClassVar[int] = 1
@@ -142,9 +146,15 @@ class FedMuscle(Method):
     Server = MuscleServer
 
     def __init__(
-        self, *, loss: str = "muscle", views: Literal["own", "plain"] = "plain", shuffle: bool = False
+        self,
+        *,
+        loss: str = "muscle",
+        views: Literal["own", "plain"] = "plain",
+        shuffle: bool = False,
+        rate: float = 1.0,
     ) -> None:
         self.loss, self.views, self.shuffle = loss, views, shuffle
+        self.rate = positive("fedmuscle", "rate", rate)
 
     def paper_bytes(self, protocol: Protocol, users: int) -> int:
         """T iterations of Z^n up, S^n (B^M × d) and α (B^M) down, float32, for every user."""

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from fedbench.method import Method, ServerProgram
+from fedbench.options import positive
 from fedbench.seeds import torch_generator
 from fedbench.user import UserProgram, verb
-from fedbench_plugins.losses.info_nce import positive
 from fedbench_plugins.losses.nt_xent import NTXent
 
 
@@ -32,14 +32,14 @@ class ContrastingUser(UserProgram):
 
     def setup(self) -> None:
         self.loss = NTXent(tau=self.method.tau).to(self.device)
-        self.align_optimizer = self.alignment_optimizer()
+        self.align_optimizer = self.alignment_optimizer(factor=self.method.rate)
         self.steps = 0
         self.view_generator = torch_generator("views", self.seed, self.name)
 
     @verb
     def contrast(self, batches: Tensor) -> dict[str, Any]:
         """T gradient steps of w^n on NT-Xent; batches (T, B) int64. Replies the mean loss."""
-        self._training(True)
+        self.set_training(True)
         total = 0.0
         for batch in batches:
             done = self.steps / self.protocol.iterations
@@ -89,11 +89,12 @@ class SimCLR(Method):
 
     Args:
         tau: temperature τ of NT-Xent.
+        rate: factor on the suite's alignment rates.
     """
 
     revision: ClassVar[int] = 1
     User = ContrastingUser
     Server = SimCLRServer
 
-    def __init__(self, *, tau: float = 0.2) -> None:
-        self.tau = positive("simclr", "tau", tau)
+    def __init__(self, *, tau: float = 0.2, rate: float = 1.0) -> None:
+        self.tau, self.rate = positive("simclr", "tau", tau), positive("simclr", "rate", rate)

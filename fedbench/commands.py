@@ -106,7 +106,7 @@ def run_suite(
         "results": str(store.root),
         "provenance": {**collect(sys.argv), "device": kind},
     }
-    outcome = runner.run(pending, shared, jobs or os.cpu_count() or 1, progress)
+    outcome = runner.run(pending, shared, jobs or len(os.sched_getaffinity(0)), progress)
     shown = planned_board(loaded, store.results(loaded.name, loaded.scale), cells)
     print_board(shown, loaded, "table", source=f"your runs in {store.root}", facts=protocol_facts(loaded))
     failed = [cell for cell in cells if runner.folder_of(store, cell).state in ("failed", "damaged")]
@@ -191,13 +191,13 @@ def show_data(
     suite: str, scale: str, *, overrides: Sequence[str], plugins: Sequence[Path], seed: int, out: Path | None
 ) -> None:
     """Write the contact sheet of a suite's data."""
+    from fedbench.contact_sheet import contact_sheet
     from fedbench.plan import validate
 
     loaded, registry = open_suite(suite, scale, overrides, plugins, False)
     if loaded.planned:
         raise UserError(f"the scale '{scale}' cannot be shown yet: {loaded.planned}")
     validate(loaded, registry)
-    from fedbench_plugins.data.contact_sheet import contact_sheet
 
     world = registry.create("data", loaded.data_name, loaded.data_options)
     world.verify()

@@ -59,7 +59,7 @@ class Federation:
 
     def __init__(self, engine: Engine, users: list[str], protocol: Protocol, after_fit: Callable[[], None]) -> None:
         self.engine, self.protocol = engine, protocol
-        self.alive = list(users)
+        self.users, self.alive = list(users), list(users)
         self.faults: list[Fault] = []
         self.meter = Meter()
         self._after_fit = after_fit

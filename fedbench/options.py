@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import types
 import typing
@@ -102,3 +103,14 @@ def _name(choice: Any) -> str:
 
 def _doc_lines(text: str) -> dict[str, str]:
     return {name: doc.strip() for name, doc in re.findall(r"^[ \t]+(\w+):[ \t]+(\S.*)$", text, flags=re.MULTILINE)}
+
+
+def positive(owner: str, option: str, value: float) -> float:
+    """The value of an option that must be a finite number above 0.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"the option '{option}' of {owner} is {value}", expected="a finite number above 0")
+    return float(value)

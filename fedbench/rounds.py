@@ -16,13 +16,13 @@ from fedbench import messages
 from fedbench.cache import Cache, atomic_file
 from fedbench.errors import UserError
 from fedbench.federation import CellFailed, Federation, Meter
-from fedbench.interfaces import Engine, Fault, Observer
+from fedbench.interfaces import Engine, Fault, Metric, Observer
 from fedbench.method import Method, ServerProgram
 from fedbench.plan import Cell
 from fedbench.registry import Registry
 from fedbench.seeds import derive
 from fedbench.store import CellFolder
-from fedbench.user import Participant, UserHost
+from fedbench.user import UserHost
 
 Notify = Callable[[str, Mapping[str, Any]], None]
 
@@ -91,7 +91,7 @@ class CellRun:
         self.cell, self.folder, self.around = cell, folder, around
         self.protocol = cell.suite.protocol
         self.records: list[dict[str, Any]] = []
-        self.participants: dict[str, Participant] = {}
+        self.metrics: dict[str, Metric] = {}
         self.scores: dict[str, dict[str, Any]] = {}
         self.validation: dict[str, float] = {}
         self.started = time.perf_counter()
@@ -136,7 +136,7 @@ class CellRun:
         # Two processes that start together fill the cache from both ends instead of waiting for each other.
         for spec in reversed(suite.users) if self.around.reverse else suite.users:
             self.around.notify("preparing", {"user": spec.name})
-            participant = registry.create("user", spec.kind).build(
+            participant, examiner = registry.create("user", spec.kind).build(
                 spec,
                 world=world,
                 registry=registry,
@@ -146,11 +146,10 @@ class CellRun:
                 cache=self.around.cache,
                 device=self.around.device,
             )
-            self.participants[spec.name] = participant
+            self.metrics[spec.name] = examiner.metric
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(derive("user program", seed, spec.name))
-                built[spec.name] = UserHost(method.User(participant, method, self.protocol, seed))
-        self.participants = {spec.name: self.participants[spec.name] for spec in suite.users}
+                built[spec.name] = UserHost(method.User(participant, method, self.protocol, seed), examiner)
         hosts = {spec.name: built[spec.name] for spec in suite.users}
         engine: Engine = registry.create("engine", "local")
         engine.start(hosts)
@@ -184,7 +183,7 @@ class CellRun:
             "log": {name: values for name, values in meter.logged().items() if name != "fit loss"},
             "users": {
                 user: [meter.up[user], meter.down[user], meter.tensor_up[user], meter.tensor_down[user]]
-                for user in self.participants
+                for user in self.federation.users
             },
             "verbs": dict(meter.seconds),
         }
@@ -229,22 +228,24 @@ class CellRun:
         """The result file's content."""
         exchanges = [record for record in self.records if record["round"] < self.protocol.rounds]
         count = max(1, len(exchanges))
+        built = [spec for spec in self.cell.suite.users if spec.name in self.metrics]
 
         def mean(column: int, user: str | None = None) -> int:
-            names = [user] if user else list(self.participants)
+            names = [user] if user else [spec.name for spec in built]
             total: int = sum(record["users"][name][column] for record in exchanges for name in names)
             return round(total / count)
 
         users = []
-        for name, participant in self.participants.items():
+        for spec in built:
+            name, metric = spec.name, self.metrics[spec.name]
             score = self.scores.get(name, {})
             users.append(
                 {
                     "name": name,
-                    "task": participant.spec.task,
-                    "metric": participant.metric.label,
-                    "higher_is_better": participant.metric.higher_is_better,
-                    "model": participant.spec.model,
+                    "task": spec.task,
+                    "metric": metric.label,
+                    "higher_is_better": metric.higher_is_better,
+                    "model": spec.model,
                     "test": score.get("value"),
                     "validation": self.validation.get(name),
                     "subsets": {subset: score[subset] for subset in ("seen", "unseen") if subset in score},
@@ -258,7 +259,7 @@ class CellRun:
         for record in self.records:
             for verb, spent in record["verbs"].items():
                 seconds[verb] = seconds.get(verb, 0.0) + spent
-        paper = self.method.paper_bytes(self.protocol, len(self.participants)) if self.method else None
+        paper = self.method.paper_bytes(self.protocol, len(built)) if self.method else None
         return {
             "schema": 1,
             "suite": self.cell.suite.name,

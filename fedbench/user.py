@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedbench import messages
+from fedbench.examiner import Examiner
 from fedbench.inputs import Inputs
-from fedbench.interfaces import Metric, Protocol, Task, UserSpec
+from fedbench.interfaces import Protocol, Task, UserSpec
 from fedbench.seeds import derive, torch_generator
 
 if TYPE_CHECKING:
@@ -57,12 +59,9 @@ class Participant:
 
     spec: UserSpec
     task: Task
-    metric: Metric
     representation: Representation
     head: nn.Module
     train: Inputs
-    validation: Inputs
-    test: Inputs
     public: Inputs
     device: torch.device
 
@@ -93,7 +92,7 @@ class UserProgram:
     @verb
     def fit(self) -> dict[str, Any]:
         """The local phase: `fit_steps` optimizer steps on private batches, whole model. Replies the mean loss."""
-        self._training(True)
+        self.set_training(True)
         total = torch.zeros((), device=self.device)
         steps = self.fit_steps()
         for step in range(steps):
@@ -108,7 +107,7 @@ class UserProgram:
     @verb
     def represent(self, batch: Tensor) -> dict[str, Any]:
         """The embeddings of public rows: (B,) int64 -> unit rows (B, d), without a graph."""
-        self._training(True)
+        self.set_training(True)
         with torch.no_grad():
             return {"z": self.embed(batch)}
 
@@ -142,11 +141,17 @@ class UserProgram:
         view = torch.randint(data.views, (size,), generator=self.fit_generator)
         return data.rows(rows, view), data.targets(rows)
 
-    def alignment_optimizer(self, *extra: nn.Module) -> torch.optim.Optimizer:
-        """An optimizer for the alignment phase: the representation model and what `extra` holds, never the head."""
+    def alignment_optimizer(self, *extra: nn.Module, factor: float = 1.0) -> torch.optim.Optimizer:
+        """An optimizer for the alignment phase: the representation model and what `extra` holds, never the head.
+
+        Args:
+            factor: on the suite's alignment rates; what a method is tuned with.
+        """
         spec, representation = self.participant.spec, self.representation
         fresh = [*representation.projection.parameters(), *(p for module in extra for p in module.parameters())]
-        return self._optimizer((representation.backbone.parameters(), spec.align_rate), (fresh, spec.projection_rate))
+        return self._optimizer(
+            (representation.backbone.parameters(), spec.align_rate * factor), (fresh, spec.projection_rate * factor)
+        )
 
     def schedule(self, optimizer: torch.optim.Optimizer, done: float, phases: int) -> None:
         """Set the learning rates of the protocol's schedule after `done` of `phases` phases."""
@@ -173,33 +178,6 @@ class UserProgram:
 
     # -- what only the core calls
 
-    @torch.inference_mode()
-    def evaluate(self, split: str) -> dict[str, Any]:
-        """The metric on validation or test; on test also apart for pairs seen and unseen in private data."""
-        data = {"validation": self.participant.validation, "test": self.participant.test}[split]
-        was_training = self.representation.training
-        self._training(False)
-        size = self.protocol.eval_batch
-        outputs = [
-            self.outputs(data.rows(torch.arange(start, min(start + size, len(data))), 0)).float().cpu()
-            for start in range(0, len(data), size)
-        ]
-        # A method's verb must find the same mode whether or not the core has just scored or resumed.
-        self._training(was_training)
-        scores = self.task.scores(torch.cat(outputs))
-        targets = data.samples.targets
-        metric = self.participant.metric
-        reply: dict[str, Any] = {"value": metric(scores, targets)}  # type: ignore[arg-type]
-        pairs, known = data.samples.pairs, self.participant.train.samples.pairs
-        if split == "test" and pairs is not None and known is not None and targets is not None:
-            import numpy as np
-
-            seen = np.isin(pairs, known)
-            for name, chosen in (("seen", seen), ("unseen", ~seen)):
-                if chosen.any():
-                    reply[name] = metric(scores[chosen], targets[chosen])
-        return reply
-
     def packed(self) -> dict[str, Any]:
         """Everything that training changes."""
         return {
@@ -220,10 +198,11 @@ class UserProgram:
         self.fit_optimizer.load_state_dict(state["fit_optimizer"])
         self.fit_generator.set_state(state["fit_generator"])
         self._order, self.fits = state["order"], state["fits"]
-        self._training(state["training"])
+        self.set_training(state["training"])
         self.restore(state["own"])
 
-    def _training(self, mode: bool) -> None:
+    def set_training(self, mode: bool) -> None:
+        """Put the whole model into training or evaluation mode."""
         self.representation.train(mode)
         self.head.train(mode)
 
@@ -236,10 +215,15 @@ class UserProgram:
 
 
 class UserHost:
-    """What an engine holds: calls a user program's verbs with decoded messages, and shields the global generator."""
+    """What an engine holds: calls a user program's verbs with decoded messages, and shields the global generator.
 
-    def __init__(self, program: UserProgram) -> None:
-        self.program = program
+    Args:
+        program: the method's user program.
+        examiner: scores it; the program itself has no way to it.
+    """
+
+    def __init__(self, program: UserProgram, examiner: Examiner) -> None:
+        self.program, self._examiner = program, examiner
         self._devices = [program.device] if program.device.type == "cuda" else []
         with torch.random.fork_rng(self._devices):
             torch.manual_seed(derive("global", program.seed, program.name))
@@ -248,14 +232,17 @@ class UserHost:
     def call(self, verb: str, message: bytes) -> bytes:
         """Run a verb; `evaluate` is the core's own and leaves every generator as it was."""
         arguments = messages.decode(message)
-        function = getattr(self.program, verb, None)
-        if verb != "evaluate" and not getattr(function, "is_verb", False):
-            raise AttributeError(f"the user program {type(self.program).__qualname__} has no verb '{verb}'")
+        if verb == "evaluate":
+            function: Callable[..., Any] = functools.partial(self._examiner.score, self.program)
+        else:
+            function = getattr(self.program, verb, None)  # type: ignore[assignment]
+            if not getattr(function, "is_verb", False):
+                raise AttributeError(f"the user program {type(self.program).__qualname__} has no verb '{verb}'")
         with torch.random.fork_rng(self._devices):
             torch.random.set_rng_state(self._global)
             for device, state in zip(self._devices, self._on_device, strict=True):
                 torch.cuda.set_rng_state(state, device)
-            reply = function(**arguments) if function else {}
+            reply = function(**arguments)
             if verb != "evaluate":
                 self._keep()
         return messages.encode(reply or {})

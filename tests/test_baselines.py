@@ -15,12 +15,13 @@ from torch import Tensor
 from fedbench import messages
 from fedbench.discovery import discover
 from fedbench.interfaces import Protocol
+from fedbench.suite import load
 from fedbench.user import UserHost
 from fedbench_baselines.fedmuscle import FedMuscle
 
 sys.path.append(str(Path(__file__).parent))
 from spies import Exchange, spied, verbs
-from tiny import WriteSuite, cell_of, program, run
+from tiny import WriteSuite, cell_of, participant, program, run
 
 R, T, B, M, D = 2, 3, 8, 2, 16
 USERS = ["user1", "user2", "user3", "user4"]
@@ -295,6 +296,7 @@ def test_a_losss_own_parameters_are_trained_saved_and_restored(path: Path, tmp_p
     made = FedMuscle(loss="learned")
     made.loss_factory = loss
     plain = program(path, "fedmuscle")
+    examiner = participant(load(str(path)), discover())[1]
 
     def user() -> Any:
         return FedMuscle.User(plain.participant, made, plain.protocol, 0)
@@ -302,7 +304,7 @@ def test_a_losss_own_parameters_are_trained_saved_and_restored(path: Path, tmp_p
     trained = user()
     group = trained.align_optimizer.param_groups[1]["params"]
     assert any(parameter is trained.loss.log_tau for parameter in group)
-    host = UserHost(trained)
+    host = UserHost(trained, examiner)
     z = torch.nn.functional.normalize(torch.randn(2, B, D, generator=torch.Generator().manual_seed(0)), dim=-1)
     for _ in range(2):
         host.call("represent", messages.encode({"batch": torch.arange(B)}))
@@ -310,7 +312,7 @@ def test_a_losss_own_parameters_are_trained_saved_and_restored(path: Path, tmp_p
     learned = float(trained.loss.log_tau.detach())
     assert learned != 0
     state = host.save()
-    again = UserHost(user())
+    again = UserHost(user(), examiner)
     assert float(again.program.loss.log_tau.detach()) == 0
     again.restore(state)
     assert float(again.program.loss.log_tau.detach()) == learned

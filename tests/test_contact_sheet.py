@@ -12,7 +12,7 @@ from fedbench.interfaces import Samples
 
 image_module = pytest.importorskip("PIL.Image")
 
-from fedbench_plugins.data.contact_sheet import contact_sheet, label  # noqa: E402
+from fedbench.contact_sheet import contact_sheet, label  # noqa: E402
 
 COLOURS = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255]], np.uint8)
 

@@ -16,12 +16,15 @@ from torch import Tensor, nn
 
 from fedbench import messages
 from fedbench.discovery import discover
+from fedbench.examiner import Examiner
+from fedbench.inputs import Inputs
+from fedbench.interfaces import World
 from fedbench.method import Method
 from fedbench.suite import load
 from fedbench.user import UserHost, UserProgram, verb
 
 sys.path.append(str(Path(__file__).parent))
-from tiny import WriteSuite, participant, program
+from tiny import WriteSuite, host, participant, program, score
 
 STATE = ("representation", "head", "fit_optimizer", "fit_generator", "order", "fits")
 
@@ -100,7 +103,10 @@ def test_a_seed_redraws_validation_but_not_test_and_public(write_suite: WriteSui
     suite, registry = load(str(write_suite())), discover()
     one, two = participant(suite, registry, seed=0), participant(suite, registry, seed=1)
     for split, equal in (("train", False), ("validation", False), ("test", True), ("public", True)):
-        arrays = [getattr(user, split).samples.inputs["image"] for user in (one, two)]
+        arrays = [
+            next(getattr(part, split) for part in parts if hasattr(part, split)).samples.inputs["image"]
+            for parts in (one, two)
+        ]
         assert np.array_equal(*arrays) == equal, split
 
 
@@ -303,42 +309,62 @@ def test_align_before_represent_is_refused(write_suite: WriteSuite) -> None:
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_scoring_changes_nothing(write_suite: WriteSuite, split: str) -> None:
     path = write_suite()
-    scored, plain = program(path), program(path)
+    scored, plain = host(path), host(path)
     for user in (scored, plain):
-        user.fit()
-    before, state = packed(scored), torch.random.get_rng_state()
-    first = scored.evaluate(split)
-    assert scored.evaluate(split) == first
-    assert packed(scored) == before
+        call(user, "fit")
+    before, state = scored.save(), torch.random.get_rng_state()
+    first = score(scored, split)
+    assert score(scored, split) == first
+    assert scored.save() == before
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert scored.representation.training and scored.head.training
+    assert scored.program.representation.training and scored.program.head.training
     for user in (scored, plain):
-        user.fit()
-    assert packed(scored) == packed(plain)
+        call(user, "fit")
+    assert scored.save() == plain.save()
 
 
 def test_a_score_does_not_depend_on_the_evaluation_batch(write_suite: WriteSuite) -> None:
     values = []
     for size in (7, 60, 1000):
-        user = program(write_suite(("eval_batch = 50", f"eval_batch = {size}")), name="user2")
-        values.append(user.evaluate("test"))
+        user = host(write_suite(("eval_batch = 50", f"eval_batch = {size}")), name="user2")
+        values.append(score(user, "test")["value"])
     assert values[0] == pytest.approx(values[1])
     assert values[1] == pytest.approx(values[2])
 
 
 def test_test_scores_tell_pairs_seen_and_unseen_apart(write_suite: WriteSuite) -> None:
-    user = program(write_suite(("train = 40\nrates", "train = 60\nrates")), name="user2")
+    path = write_suite(("train = 40\nrates", "train = 60\nrates"))
+    user = host(path, name="user2")
     for _ in range(10):
-        user.fit()
-    score = user.evaluate("test")
-    assert score.keys() == {"value", "seen", "unseen"}
-    test, known = user.participant.test.samples.pairs, user.participant.train.samples.pairs
+        call(user, "fit")
+    scores = score(user, "test")
+    assert scores.keys() == {"value", "seen", "unseen"}
+    examiner = participant(load(str(path)), discover(), "user2")[1]
+    test, known = examiner.test.samples.pairs, examiner.known
     assert test is not None and known is not None
     seen = np.isin(test, known).sum()
     assert 0 < seen < 60
-    assert score["value"] * 60 == pytest.approx(score["seen"] * seen + score["unseen"] * (60 - seen))
-    assert user.evaluate("validation").keys() == {"value"}
-    assert program(write_suite()).evaluate("test").keys() == {"value"}  # several concepts an item: no pairs
+    assert scores["value"] * 60 == pytest.approx(scores["seen"] * seen + scores["unseen"] * (60 - seen))
+    assert score(user, "validation").keys() == {"value"}
+    assert score(host(write_suite()), "test").keys() == {"value"}  # several concepts an item: no pairs
+
+
+def test_a_user_program_holds_neither_validation_nor_test_data(write_suite: WriteSuite) -> None:
+    path = write_suite()
+    user, examiner = host(path).program, participant(load(str(path)), discover())[1]
+    sizes = {len(examiner.validation), len(examiner.test)}
+    found: list[Any] = [user]
+    seen: set[int] = set()
+    while found:
+        thing = found.pop()
+        if id(thing) in seen or isinstance(thing, type | str | bytes | Tensor | np.ndarray):
+            continue
+        seen.add(id(thing))
+        assert not isinstance(thing, Examiner | World)
+        assert not (isinstance(thing, Inputs) and len(thing) in sizes)
+        inside = thing.values() if isinstance(thing, Mapping) else thing if isinstance(thing, list | tuple) else ()
+        found += [*inside, *getattr(thing, "__dict__", {}).values()]
+    assert id(user.participant.train.samples) in seen
 
 
 # -- state
@@ -349,19 +375,19 @@ def test_test_scores_tell_pairs_seen_and_unseen_apart(write_suite: WriteSuite) -
 )
 def test_a_restored_user_goes_on_bit_for_bit(write_suite: WriteSuite, method: str, work: Any) -> None:
     path = write_suite()
-    hosts = [UserHost(program(path, method)) for _ in range(2)]
+    hosts = [host(path, method) for _ in range(2)]
 
-    def round_of(host: UserHost) -> None:
-        host.call("fit", messages.encode({}))
+    def round_of(user: UserHost) -> None:
+        call(user, "fit")
         if work:
-            work(host.program, 2)
+            work(user.program, 2)
 
     round_of(hosts[0])
     state = hosts[0].save()
     hosts[1].restore(state)
     assert hosts[1].save() == state
-    for host in hosts:
-        round_of(host)
+    for user in hosts:
+        round_of(user)
     assert hosts[0].save() == hosts[1].save() != state
 
 
@@ -374,7 +400,7 @@ class Noisy(UserProgram):
 
     @verb
     def still(self) -> dict[str, Any]:
-        self._training(False)
+        self.set_training(False)
         return {}
 
     def outputs(self, x: Tensor) -> Tensor:
@@ -383,25 +409,26 @@ class Noisy(UserProgram):
 
 def noisy(path: Path, name: str = "user1", seed: int = 0) -> UserHost:
     suite, registry = load(str(path)), discover()
-    return UserHost(Noisy(participant(suite, registry, name, seed), Method(), suite.protocol, seed))
+    person, examiner = participant(suite, registry, name, seed)
+    return UserHost(Noisy(person, Method(), suite.protocol, seed), examiner)
 
 
-def call(host: UserHost, verb: str, **message: Any) -> dict[str, Any]:
-    return messages.decode(host.call(verb, messages.encode(message)))
+def call(user: UserHost, verb: str, **message: Any) -> dict[str, Any]:
+    return messages.decode(user.call(verb, messages.encode(message)))
 
 
 def test_a_verb_that_uses_the_global_generator_is_reproducible_all_the_same(write_suite: WriteSuite) -> None:
     path = write_suite()
-    host = noisy(path)
+    one = noisy(path)
     torch.manual_seed(3)
     twin = noisy(path)
     before = torch.random.get_rng_state()
-    first, second = call(host, "noise")["noise"], call(host, "noise")["noise"]
+    first, second = call(one, "noise")["noise"], call(one, "noise")["noise"]
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(4)
     torch.rand(9)
     assert torch.equal(call(twin, "noise")["noise"], first)
-    call(twin, "evaluate", split="validation")
+    score(twin, "validation")
     assert torch.equal(call(twin, "noise")["noise"], second)
     assert not torch.equal(first, second)
     for other in (noisy(path, seed=1), noisy(path, name="user2")):
@@ -410,20 +437,20 @@ def test_a_verb_that_uses_the_global_generator_is_reproducible_all_the_same(writ
 
 def test_the_global_generator_of_a_user_is_part_of_its_state(write_suite: WriteSuite) -> None:
     path = write_suite()
-    host, twin = noisy(path), noisy(path)
-    call(host, "noise")
-    twin.restore(host.save())
-    assert torch.equal(call(twin, "noise")["noise"], call(host, "noise")["noise"])
+    one, twin = noisy(path), noisy(path)
+    call(one, "noise")
+    twin.restore(one.save())
+    assert torch.equal(call(twin, "noise")["noise"], call(one, "noise")["noise"])
 
 
 def test_scoring_and_resuming_leave_the_mode_that_a_verb_left(write_suite: WriteSuite) -> None:
     path = write_suite()
-    host, twin = noisy(path), noisy(path)
+    one, twin = noisy(path), noisy(path)
     for verb_name, training in (("fit", True), ("still", False)):
-        call(host, verb_name)
-        call(host, "evaluate", split="validation")
-        assert call(host, "noise")["training"] is training
-        twin.restore(host.save())
+        call(one, verb_name)
+        call(one, "evaluate", split="validation")
+        assert call(one, "noise")["training"] is training
+        twin.restore(one.save())
         assert call(twin, "noise")["training"] is training
 
 

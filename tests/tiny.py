@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from fedbench import messages
 from fedbench.cache import Cache
 from fedbench.discovery import discover
+from fedbench.examiner import Examiner
 from fedbench.interfaces import Observer
 from fedbench.method import Method
 from fedbench.plan import Cell, make_cell
@@ -20,7 +22,7 @@ from fedbench.runner import folder_of
 from fedbench.specs import parse_method
 from fedbench.store import Store
 from fedbench.suite import Suite, load
-from fedbench.user import Participant, UserProgram
+from fedbench.user import Participant, UserHost, UserProgram
 
 sys.path.append(str(Path(__file__).parent))
 from made_up import provenance
@@ -30,8 +32,8 @@ CPU = torch.device("cpu")
 torch.set_num_threads(1)  # as every cell does; more only wait for each other on nets this small
 
 
-def participant(suite: Suite, registry: Registry, name: str = "user1", seed: int = 0) -> Participant:
-    """One user of a suite, as a cell builds it."""
+def participant(suite: Suite, registry: Registry, name: str = "user1", seed: int = 0) -> tuple[Participant, Examiner]:
+    """One user of a suite and who scores it, as a cell builds them."""
     spec = next(user for user in suite.users if user.name == name)
     sizes = {
         "validation": suite.validation,
@@ -40,7 +42,7 @@ def participant(suite: Suite, registry: Registry, name: str = "user1", seed: int
         "train views": suite.train_views,
         "public views": suite.public_views,
     }
-    built: Participant = registry.create("user", spec.kind).build(
+    built: tuple[Participant, Examiner] = registry.create("user", spec.kind).build(
         spec,
         world=registry.create("data", suite.data_name, suite.data_options),
         registry=registry,
@@ -57,10 +59,23 @@ def program(
     path: Path, method: str = "local", *, name: str = "user1", seed: int = 0, loss: str = "muscle", **options: Any
 ) -> UserProgram:
     """A user program of a built-in method, without a cell around it."""
+    return host(path, method, name=name, seed=seed, loss=loss, **options).program
+
+
+def host(
+    path: Path, method: str = "local", *, name: str = "user1", seed: int = 0, loss: str = "muscle", **options: Any
+) -> UserHost:
+    """A user of a built-in method as an engine holds it."""
     registry, suite = discover(), load(str(path))
     made: Method = registry.create("method", method, options)
     made.loss_factory = lambda: registry.create("loss", loss)
-    return made.User(participant(suite, registry, name, seed), made, suite.protocol, seed)
+    person, examiner = participant(suite, registry, name, seed)
+    return UserHost(made.User(person, made, suite.protocol, seed), examiner)
+
+
+def score(host: UserHost, split: str) -> dict[str, Any]:
+    """A user's score, as the core asks for it."""
+    return messages.decode(host.call("evaluate", messages.encode({"split": split})))
 
 
 def cell_of(

@@ -21,7 +21,8 @@ from torch.nn import functional
 
 from fedbench.errors import UserError
 from fedbench.modules import AlignmentLoss
-from fedbench_plugins.losses.info_nce import exact, positive
+from fedbench.options import positive
+from fedbench_plugins.losses.info_nce import exact
 
 FLOOR = 1e-12
 """Added to the diagonal of G; the least squared distance under the root."""

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedbench.errors import UserError
-
-
-def positive(owner: str, option: str, value: float) -> float:
-    """The value of an option that must be a finite number above 0.
-
-    Raises:
-        UserError: it is not.
-    """
-    if not (math.isfinite(value) and value > 0):
-        raise UserError(f"the option '{option}' of {owner} is {value}", expected="a finite number above 0")
-    return float(value)
 
 
 def exact(owner: str, anchor: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:

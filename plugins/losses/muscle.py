@@ -23,8 +23,9 @@ from torch.autograd.function import once_differentiable
 
 from fedbench.errors import UserError
 from fedbench.modules import AlignmentLoss
+from fedbench.options import positive
 from fedbench_plugins.losses.contraction import Pairs, contract, log_contract, make_tail, tail_length
-from fedbench_plugins.losses.info_nce import exact, positive
+from fedbench_plugins.losses.info_nce import exact
 
 REACH = 2**30
 """Most terms B^(M+1) that are summed exactly."""

@@ -18,7 +18,8 @@ from torch.nn import functional
 
 from fedbench.errors import UserError
 from fedbench.modules import AlignmentLoss
-from fedbench_plugins.losses.info_nce import exact, positive, similarities
+from fedbench.options import positive
+from fedbench_plugins.losses.info_nce import exact, similarities
 
 
 class NTXent(AlignmentLoss):

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedbench.modules import AlignmentLoss
-from fedbench_plugins.losses.info_nce import exact, info_nce, positive, similarities
+from fedbench.options import positive
+from fedbench_plugins.losses.info_nce import exact, info_nce, similarities
 
 
 class Pairwise(AlignmentLoss):

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedbench.cache import Cache
+from fedbench.examiner import Examiner
 from fedbench.inputs import Inputs
 from fedbench.interfaces import Protocol, UserSpec, World
 from fedbench.registry import Registry
@@ -30,8 +31,8 @@ class SingleTaskUser:
         seed: int,
         cache: Cache,
         device: torch.device,
-    ) -> Participant:
-        """Make the user's parts; initial weights depend on the seed and the user's name alone.
+    ) -> tuple[Participant, Examiner]:
+        """Make the user's parts, and who scores it; initial weights depend on the seed and the user's name alone.
 
         Args:
             sizes: `validation`, `test` and `public` rows, `train views` and `public views` of an item.
@@ -49,15 +50,19 @@ class SingleTaskUser:
             representation = Representation(backbone, protocol.dimension, protocol.projection)
             width = protocol.dimension if protocol.head == "embedding" else representation.features
             head = task.head(width, len(train.classes))
-        return Participant(
+        participant = Participant(
             spec=spec,
             task=task,
-            metric=registry.create("metric", task.metric),
             representation=representation.to(device),
             head=head.to(device),
             train=Inputs(train, backbone, cache, device),
-            validation=Inputs(validation, backbone, cache, device),
-            test=Inputs(test, backbone, cache, device),
             public=Inputs(public, backbone, cache, device),
             device=device,
         )
+        examiner = Examiner(
+            metric=registry.create("metric", task.metric),
+            validation=Inputs(validation, backbone, cache, device),
+            test=Inputs(test, backbone, cache, device),
+            known=train.pairs,
+        )
+        return participant, examiner
