@@ -173,7 +173,7 @@ def promote_suite(suite: str, scale: str, *, results: Path | None, target: Path 
     store = Store(results or RUNS)
     found = [entry for entry in store.results(loaded.name, loaded.scale) if not isinstance(entry, Damaged)]
     planned = {cell.key for cell in make_cells(loaded, _registry(loaded), device=_device(found))}
-    keys = [entry["key"] for entry in found if entry["status"] == "done" and entry["key"] in planned]
+    keys = [entry["key"] for entry in found if entry["status"] != "failed" and entry["key"] in planned]
     if not keys:
         raise UserError(
             "there is no finished cell of this suite as it stands",

@@ -14,6 +14,8 @@ Planned = Sequence[tuple[str, Mapping[str, Any]]]
 
 REFERENCE = "local"
 """The method that Δ% is relative to."""
+NOT_APPLICABLE = "not applicable"
+"""The status of a method that touches none of the suite's users."""
 
 
 @dataclass
@@ -124,6 +126,9 @@ def _fill(row: Chosen, results: Sequence[Result], versions: Mapping[str, str] | 
             row.done[seed] = result
             row.states.pop(seed, None)
             row.causes.pop(seed, None)
+        elif result["status"] == NOT_APPLICABLE:
+            row.states[seed] = NOT_APPLICABLE
+            row.causes[seed] = _first_line(result["error"])
         else:
             row.states[seed] = "failed"
             row.causes[seed] = "failed: " + _first_line(result["error"])

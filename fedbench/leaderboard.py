@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedbench import delta
-from fedbench.choice import Chosen, Identity, Planned, choose, gather, reference_of
+from fedbench.choice import NOT_APPLICABLE, Chosen, Identity, Planned, choose, gather, reference_of
 from fedbench.errors import UserError
 from fedbench.results import Damaged, Result, slug
 
@@ -23,7 +23,8 @@ class Row:
         delta_high: its upper end.
         seeds_done: seeds with a finished result.
         seeds_total: seeds planned.
-        status: done, partial, failed, missing, damaged or stale (of another revision than the current one).
+        status: done, partial, failed, missing, damaged, stale (of another revision than the current one), or not
+            applicable (the method touches none of the suite's users).
         users: by user: task, metric, higher_is_better, value (mean over seeds), std, delta; and, for a user with
             several tasks, the same for each of its `parts`, with a value of its own only where there is one metric.
         tasks: mean Δ% by task.
@@ -36,6 +37,7 @@ class Row:
         seeds_compared: the seeds over which Δ% is the mean.
         cause: why the row is incomplete or has no Δ%.
         geometric_mean: geometric mean over users of the ratio to local training, 1 for local itself.
+        users_touched: how many users the method trains otherwise than with local training.
         mean_rank: mean rank over users and seeds among the methods that have that seed.
     """
 
@@ -60,6 +62,7 @@ class Row:
     cause: str | None = None
     geometric_mean: float | None = None
     mean_rank: float | None = None
+    users_touched: int | None = None
     tensor_up: float | None = None
     tensor_down: float | None = None
 
@@ -91,7 +94,7 @@ class Board:
     @property
     def complete(self) -> bool:
         """Whether every planned cell is done and no file is damaged."""
-        return not self.damaged and all(row.status == "done" for row in self.rows)
+        return not self.damaged and all(row.status in ("done", NOT_APPLICABLE) for row in self.rows)
 
 
 def board(
@@ -212,6 +215,7 @@ def _row(one: Chosen, local: Mapping[int, Result], seeds: Sequence[int]) -> Row:
         seeds_compared=sorted(seed for seed, found in by_seed.items() if found.mean is not None),
         cause=_condense(causes),
         geometric_mean=gain.geometric_mean,
+        users_touched=next((len(result["touched"]) for result in done.values() if "touched" in result), None),
         tensor_up=_mean(done, "bytes", "tensor_up"),
         tensor_down=_mean(done, "bytes", "tensor_down"),
     )
@@ -222,7 +226,7 @@ def _status(one: Chosen, paired: int, total: int) -> str:
         return "stale"
     if one.done:
         return "done" if len(one.done) == total == paired else "partial"
-    return next((state for state in ("failed", "damaged") if state in one.states.values()), "missing")
+    return next((state for state in ("failed", "damaged", NOT_APPLICABLE) if state in one.states.values()), "missing")
 
 
 def _users(done: Mapping[int, Result], gain: delta.Delta) -> dict[str, dict[str, Any]]:
@@ -291,6 +295,8 @@ def _condense(causes: Mapping[int, str]) -> str | None:
     seeds: dict[str, list[int]] = {}
     for seed in sorted(causes):
         seeds.setdefault(causes[seed], []).append(seed)
+    if list(seeds.values()) == [sorted(causes)] and next(iter(seeds)).startswith(NOT_APPLICABLE):
+        return next(iter(seeds))
     lines = [
         f"seed{'s' if len(found) > 1 else ''} {', '.join(str(seed) for seed in found)}: {cause}"
         for cause, found in seeds.items()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from fedbench.interfaces import Protocol
+from fedbench.interfaces import Protocol, UserSpec
 from fedbench.seeds import torch_generator
 
 if TYPE_CHECKING:
@@ -45,8 +46,16 @@ class ServerProgram:
     round: the core scores the users right after it, and asks for one last `fit` after the last round.
     """
 
-    def __init__(self, method: Any, protocol: Protocol, federation: Federation, public_size: int, seed: int) -> None:
-        self.method, self.protocol = method, protocol
+    def __init__(
+        self,
+        method: Any,
+        protocol: Protocol,
+        federation: Federation,
+        specs: Mapping[str, UserSpec],
+        public_size: int,
+        seed: int,
+    ) -> None:
+        self.method, self.protocol, self.specs = method, protocol, dict(specs)
         self._federation = federation
         self._generator = torch_generator("server", seed)
         self.public = PublicRows(public_size, torch_generator("public batches", seed))
@@ -89,6 +98,10 @@ class ServerProgram:
         picked = torch.randperm(len(others), generator=self._generator)[: min(count, len(others))]
         return [others[index] for index in picked.tolist()]
 
+    def groups(self, key: Callable[[UserSpec], Any]) -> list[list[str]]:
+        """The living users in groups of equal `key(spec)`, in user order; also those of one user."""
+        return [[spec.name for spec in group] for group in grouped([self.specs[user] for user in self.users], key)]
+
     def log(self, name: str, values: Mapping[str, float]) -> None:
         """Add one value a user to the round's record; a round's values are averaged."""
         self._federation.log(name, values)
@@ -115,6 +128,30 @@ class ServerProgram:
         self.restore(state["own"])
 
 
+def label_space(spec: UserSpec) -> str:
+    """What users must share to exchange logits or labels: a suite's task has one list of classes for all its users."""
+    return spec.task
+
+
+def architecture(spec: UserSpec) -> str:
+    """What users must share to exchange the weights of their representation models."""
+    return json.dumps([spec.model, dict(spec.model_options)], sort_keys=True)
+
+
+def grouped(specs: Sequence[UserSpec], key: Callable[[UserSpec], Any]) -> list[list[UserSpec]]:
+    """Users in groups of equal key, in user order."""
+    groups: dict[Any, list[UserSpec]] = {}
+    for spec in specs:
+        groups.setdefault(key(spec), []).append(spec)
+    return list(groups.values())
+
+
+def partnered(specs: Sequence[UserSpec], key: Callable[[UserSpec], Any]) -> list[str]:
+    """Names of the users that share their key with at least one other, in user order."""
+    inside = {spec.name for group in grouped(specs, key) if len(group) > 1 for spec in group}
+    return [spec.name for spec in specs if spec.name in inside]
+
+
 class Method:
     """A published method or a control: one file under `baselines/`.
 
@@ -129,6 +166,13 @@ class Method:
     def paper_bytes(self, protocol: Protocol, users: int) -> int | None:
         """Bytes of one round, whole federation, both directions, in the paper's own message format."""
         return None
+
+    def touches(self, users: Sequence[UserSpec]) -> list[str]:
+        """Names of those users of a suite that train otherwise than with local training; default: all.
+
+        A method that touches nobody is listed below the board and not run.
+        """
+        return [user.name for user in users]
 
     def create_loss(self) -> Any:
         """A fresh alignment loss as the cell names it; only for methods with an option `loss`."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedbench.choice import NOT_APPLICABLE
 from fedbench.curves import curves
 from fedbench.errors import unknown
 from fedbench.leaderboard import Board, Row
@@ -38,6 +39,11 @@ class Page:
     width: int = 100
     color: bool = False
 
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of the table; methods that touch nobody are only named in the notes."""
+        return [row for row in self.board.rows if row.status != NOT_APPLICABLE]
+
     def name(self, row: Row) -> str:
         """How a row is named; a dagger marks a control."""
         label = label_of(row)
@@ -45,7 +51,7 @@ class Page:
 
     def marks_controls(self) -> bool:
         """Whether any row is a control."""
-        return any(self.name(row).endswith("†") for row in self.board.rows)
+        return any(self.name(row).endswith("†") for row in self.rows)
 
     def notes(self, *, paths: bool = False) -> list[str]:
         """What must be read with the numbers, one line each; paths of this machine only where asked for."""
@@ -178,7 +184,7 @@ def _grid(page: Page, code: Callable[[str], str], line: str) -> tuple[list[str],
         header.append(line.join(code(f"{name} {task} {metric}{'' if up else ' ↓'}") for task, metric, up in parts))
     header += ["harmed", "worst", "up", "down", "seconds"]
     rows = []
-    for row in board.rows:
+    for row in page.rows:
         state = "" if row.status == "done" else f" {row.status}"
         cells = [str(row.rank or ""), code(page.name(row)), signed(row.delta_mean), fixed(half_width(row))]
         cells.append(f"{row.seeds_done}/{row.seeds_total}{state}")

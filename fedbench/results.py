@@ -224,7 +224,7 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     ),
     "a list": lambda value: isinstance(value, list),
     "64 hexadecimal digits": lambda value: isinstance(value, str) and bool(re.fullmatch(r"[0-9a-f]{64}", value)),
-    '"done" or "failed"': lambda value: value in ("done", "failed"),
+    '"done", "failed" or "not applicable"': lambda value: value in ("done", "failed", "not applicable"),
 }
 _RESULT = {
     "suite": "a name",
@@ -236,13 +236,14 @@ _RESULT = {
     "key": "64 hexadecimal digits",
     "protocol_key": "64 hexadecimal digits",
     "versions": "an object of texts",
-    "status": '"done" or "failed"',
+    "status": '"done", "failed" or "not applicable"',
     "error": "an object or null",
     "users": "a list",
     "rounds": "a list",
     "bytes": "an object",
     "seconds": "an object",
     "provenance": "an object",
+    "touched": "?a list",
     "supersedes": "?64 hexadecimal digits",
     "digest": "64 hexadecimal digits",
 }

@@ -14,6 +14,7 @@ import torch
 
 from fedbench import messages
 from fedbench.cache import Cache, atomic_file
+from fedbench.choice import NOT_APPLICABLE
 from fedbench.errors import UserError
 from fedbench.federation import CellFailed, Federation, Meter
 from fedbench.interfaces import Engine, Fault, Metric, Observer
@@ -64,6 +65,8 @@ def run_cell(cell: Cell, folder: CellFolder, around: Surroundings) -> dict[str, 
             run = CellRun(cell, folder, around)
             run.run()
         result = run.result("done", None)
+    except NotApplicable as error:
+        result = run.result(NOT_APPLICABLE, {"kind": NOT_APPLICABLE, "message": str(error), "user": None, "trace": ""})
     except CellFailed as error:
         fault = error.fault
         result = run.result(
@@ -78,7 +81,7 @@ def run_cell(cell: Cell, folder: CellFolder, around: Surroundings) -> dict[str, 
             "failed", {"kind": "raised", "message": message, "user": None, "trace": traceback.format_exc()}
         )
     folder.write(result)
-    if result["status"] == "done":
+    if result["status"] != "failed":
         folder.checkpoint_path.unlink(missing_ok=True)
     around.tell("cell_finished", description, result)
     return result
@@ -97,6 +100,7 @@ class CellRun:
         self.started = time.perf_counter()
         self.method: Method | None = None
         self.faults: list[Fault] = []
+        self.touched: list[str] = []
 
     def run(self) -> None:
         """Build, resume where a checkpoint is, run what is left, score on test."""
@@ -125,6 +129,9 @@ class CellRun:
         self.method = method
         if loss := self.cell.parts.get("loss"):
             method.loss_factory = lambda: registry.create("loss", loss.name, loss.options)
+        self.touched = method.touches(suite.users)
+        if not self.touched:
+            raise NotApplicable(f"{NOT_APPLICABLE} (0 of {len(suite.users)} users)")
         sizes = {
             "validation": suite.validation,
             "test": suite.test,
@@ -155,7 +162,8 @@ class CellRun:
         engine.start(hosts)
         self.federation = Federation(engine, list(hosts), self.protocol, self._score)
         self.faults = self.federation.faults
-        return engine, method.Server(method, self.protocol, self.federation, suite.public_size, seed)
+        specs = {spec.name: spec for spec in suite.users}
+        return engine, method.Server(method, self.protocol, self.federation, specs, suite.public_size, seed)
 
     def _score(self) -> None:
         self.validation = {
@@ -274,6 +282,7 @@ class CellRun:
             "status": status,
             "error": dict(error) if error else None,
             "users": users,
+            "touched": self.touched,
             "faults": [dataclasses.asdict(fault) for fault in self.faults],
             "rounds": [
                 {name: value for name, value in record.items() if name not in ("users", "verbs")}
@@ -300,6 +309,10 @@ def _set_aside(path: Path) -> Path:
     while (target := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
     return path.rename(target)
+
+
+class NotApplicable(Exception):
+    """A method touches none of the suite's users: its cell would be local training under another name."""
 
 
 class Restart(Exception):

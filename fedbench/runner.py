@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedbench.choice import NOT_APPLICABLE
 from fedbench.errors import UserError
 from fedbench.plan import Cell
 from fedbench.progress import Progress
@@ -200,6 +201,9 @@ def _take(job: Job, event: Mapping[str, Any], progress: Progress, outcome: Outco
     elif kind == "finished":
         outcome.ran += 1
         error = event["error"]
+        if event["status"] == NOT_APPLICABLE:
+            progress.note(f"{job.cell.label}: {error['message']}")
+            error = None
         if error:
             outcome.failed.append(job.cell.label)
         user = f"{error['user']}: " if error and error.get("user") else ""

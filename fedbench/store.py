@@ -55,7 +55,7 @@ class CellFolder:
         except Damaged:
             return "damaged"
         if result is not None:
-            return "done" if result["status"] == "done" else "failed"
+            return "failed" if result["status"] == "failed" else "done"
         return "running" if self.checkpoint_path.exists() else "missing"
 
     def read(self) -> Result | None:
@@ -202,7 +202,7 @@ class Store:
             result = read_placed(path)
             if isinstance(result, Damaged):
                 raise result
-            if result["key"] == key and result["status"] == "done":
+            if result["key"] == key and result["status"] != "failed":
                 return result
         raise UserError(f"no finished result has the key {key[:12]}", where=str(self.root), expected="run it first")
 

@@ -54,11 +54,11 @@ def table(page: report.Page) -> str:
 
 
 def _ranking(page: report.Page) -> Table:
-    paper = any(row.bytes_paper is not None for row in page.board.rows)
+    paper = any(row.bytes_paper is not None for row in page.rows)
     columns = ["#", "method", "Δ%", "± 95 %", "seeds", "harmed", "worst", "up", "down"]
     grid = _grid([*columns, *(["paper's"] if paper else []), "time"])
     users = len(page.board.users)
-    for row in page.board.rows:
+    for row in page.rows:
         state = "" if row.status == "done" else f"\n{row.status}"
         cells = [
             _text(str(row.rank or "")),
@@ -87,7 +87,7 @@ def _by_user(page: report.Page, names: Sequence[str]) -> Table:
     grid = _grid(["method", *headers])
     digits = _delta_width(page)
     name_width = max(_LEAST_NAME_WIDTH, min(_NAME_WIDTH, page.width - len(names) * _user_width(page)))
-    for row in page.board.rows:
+    for row in page.rows:
         if row.users:
             scores = (_scores(row.users.get(name), digits) for name in names)
             grid.add_row(_name(page, row, name_width), *scores)
@@ -97,7 +97,7 @@ def _by_user(page: report.Page, names: Sequence[str]) -> Table:
 def _by_task(page: report.Page) -> Table:
     tasks = list(dict.fromkeys(task for parts in page.board.users.values() for task, _, _ in parts))
     grid = _grid(["method", *(f"{report.clean(task)} Δ%" for task in tasks)])
-    for row in page.board.rows:
+    for row in page.rows:
         if row.users:
             grid.add_row(_name(page, row, _NAME_WIDTH), *(_delta(row.tasks.get(task), 2) for task in tasks))
     return grid
@@ -124,7 +124,7 @@ def _user_width(page: report.Page) -> int:
 
 def _delta_width(page: report.Page) -> int:
     """Characters of the longest Δ% of a user."""
-    scores = (score for row in page.board.rows for user in row.users.values() for score in report.scores_of(user))
+    scores = (score for row in page.rows for user in row.users.values() for score in report.scores_of(user))
     return max((len(report.signed(score["delta"], 1)) for score in scores), default=1)
 
 

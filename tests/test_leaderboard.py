@@ -13,6 +13,7 @@ import pytest
 
 from fedbench.errors import UserError
 from fedbench.leaderboard import Board, Row, board, provisional
+from fedbench.report import render
 from fedbench.results import Damaged
 from fedbench.store import Store
 
@@ -312,3 +313,18 @@ def test_a_board_needs_neither_torch_nor_numpy_and_is_quick(tmp_path: Path) -> N
         for _ in range(3)
     ]
     assert min(times) < 0.3
+
+
+def test_a_method_that_touches_nobody_is_named_below_the_table() -> None:
+    why = "not applicable (0 of 2 users)"
+    nobody = [
+        result("lonely", seed=seed, status="not applicable", error={"kind": "not applicable", "message": why})
+        for seed in (0, 1)
+    ]
+    shown = board([*locals_of(0, 1), *nobody], [("local", {}), ("lonely", {})], [0, 1])
+    lonely = row(shown, "lonely")
+    assert (lonely.status, lonely.cause, lonely.rank) == ("not applicable", why, None)
+    assert shown.complete
+    text = render(shown, "table")
+    assert text.count("lonely") == 1 and f"lonely: {why}" in text
+    assert json.loads(render(shown, "json"))[-1]["status"] == "not applicable"

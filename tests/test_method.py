@@ -9,11 +9,17 @@ import pytest
 import torch
 
 from fedbench.federation import Federation
-from fedbench.interfaces import Protocol
-from fedbench.method import Method, PublicRows, ServerProgram
+from fedbench.interfaces import Protocol, UserSpec
+from fedbench.method import Method, PublicRows, ServerProgram, architecture, label_space, partnered
 from fedbench.seeds import torch_generator
 
 USERS = ["user1", "user2", "user3", "user4"]
+SPECS = [
+    UserSpec("user1", "mlc", "net", 10, 0.1, 0.1, 0.1),
+    UserSpec("user2", "ic100", "net", 10, 0.1, 0.1, 0.1, model_options={"width": 8, "depth": 2}),
+    UserSpec("user3", "mlc", "net", 10, 0.1, 0.1, 0.1, model_options={"depth": 2, "width": 8}),
+    UserSpec("user4", "ic10", "other", 10, 0.1, 0.1, 0.1),
+]
 
 
 class Recorder:
@@ -46,7 +52,8 @@ class Server(ServerProgram):
 
 def server(seed: int = 0, size: int = 20) -> tuple[Server, Recorder]:
     recorder = Recorder()
-    return Server(Method(), Protocol(), cast(Federation, recorder), size, seed), recorder
+    specs = {spec.name: spec for spec in SPECS}
+    return Server(Method(), Protocol(), cast(Federation, recorder), specs, size, seed), recorder
 
 
 def test_public_batches_have_no_item_twice_and_pass_over_the_whole_set() -> None:
@@ -168,3 +175,17 @@ def test_a_loss_needs_the_option() -> None:
     with pytest.raises(TypeError, match="Bare has no option 'loss'"):
         Bare().create_loss()
     assert Bare().paper_bytes(Protocol(), 6) is None
+
+
+def test_users_are_grouped_by_labels_and_by_architecture() -> None:
+    made, recorder = server()
+    assert made.groups(label_space) == [["user1", "user3"], ["user2"], ["user4"]]
+    assert made.groups(architecture) == [["user1"], ["user2", "user3"], ["user4"]]
+    assert partnered(SPECS, label_space) == ["user1", "user3"]
+    assert partnered(SPECS, architecture) == ["user2", "user3"]
+    recorder.alive.remove("user3")
+    assert made.groups(label_space) == [["user1"], ["user2"], ["user4"]]
+
+
+def test_a_method_touches_everyone_unless_it_says_otherwise() -> None:
+    assert Method().touches(SPECS) == USERS

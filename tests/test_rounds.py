@@ -277,7 +277,7 @@ def test_a_result_is_complete(write_suite: WriteSuite, tmp_path: Path) -> None:
     cell, registry = cell_of(write_suite(), "fedmuscle")
     result = run(cell, registry, tmp_path)
     assert result["options"] == {"loss": "muscle"}
-    assert result["resolved"] == {"loss": {"tau": 0.2, "tau_prev": 0.15}, "views": "plain", "shuffle": False}
+    assert result["resolved"] == {"loss": {"tau": 0.2, "tau_prev": 0.15}, "views": "plain", "shuffle": False, "rate": 1.0}
     assert result["versions"] == dict(cell.versions)
     assert [row["metric"] for row in result["users"]] == ["mAP", "accuracy", "accuracy"]
     assert set(result["users"][1]["subsets"]) == {"seen", "unseen"}
@@ -549,3 +549,39 @@ def test_a_suite_that_changed_meanwhile_is_refused(write_suite: WriteSuite, tmp_
     outcome = run_jobs([job], request(path, tmp_path), 1, Progress())
     assert outcome.failed == ["local seed 0"]
     assert job.folder.state == "missing"
+
+
+NOBODY = """
+import fedbench
+
+class Server(fedbench.ServerProgram):
+    def round(self, r):
+        self.ask("fit")
+
+class Nobody(fedbench.Method):
+    '''For users that nobody has.'''
+    User = fedbench.UserProgram
+    Server = Server
+    def touches(self, users):
+        return [user.name for user in users if user.task == "poetry"]
+
+@fedbench.hookimpl
+def fedbench_methods(register):
+    register("nobody", Nobody)
+"""
+
+
+def test_a_method_that_touches_nobody_is_not_run(write_suite: WriteSuite, tmp_path: Path) -> None:
+    plugin = tmp_path / "nobody.py"
+    plugin.write_text(NOBODY)
+    cell, registry = cell_of(write_suite(), "nobody", plugins=[plugin])
+    result = run(cell, registry, tmp_path / "runs")
+    users = len(cell.suite.users)
+    assert (result["status"], result["rounds"], result["users"]) == ("not applicable", [], [])
+    assert result["error"]["message"] == f"not applicable (0 of {users} users)"
+    assert folder_of(Store(tmp_path / "runs"), cell).state == "done"
+
+
+def test_a_result_says_whom_its_method_touches(write_suite: WriteSuite, tmp_path: Path) -> None:
+    cell, registry = cell_of(write_suite(), "local")
+    assert run(cell, registry, tmp_path)["touched"] == [user.name for user in cell.suite.users]
