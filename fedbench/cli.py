@@ -36,7 +36,7 @@ def cli() -> None:
 @click.option("--loss", "losses", multiple=True, metavar="NAME", help="Short for --method fedmuscle:loss=NAME.")
 @click.option("--seeds", metavar="0,1,2", help="Run these seeds instead of the suite's.")
 @_PLUGIN
-@click.option("--jobs", type=click.IntRange(1), help="Cells at a time.  [default: number of cores]")
+@click.option("--jobs", type=click.IntRange(1), help="Cells at a time.  [default: the cores it may use]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:i.")
 @_RESULTS
 @click.option(

@@ -223,14 +223,19 @@ def show_data(
 def clean_up(*, results: Path | None, everything: bool, yes: bool) -> None:
     """Remove checkpoints of unfinished cells and files set aside; with `everything` also the cache."""
     from fedbench.cache import default_folder
+    from fedbench.store import is_locked
 
     root = results or RUNS
-    cells = "*/*/*/seed*-*"
-    found = [
-        path
-        for pattern in ("checkpoint.safetensors*", "result.json.damaged-*", "result.json.old-*", ".*.*")
-        for path in root.glob(f"{cells}/{pattern}")
-    ]
+    found: list[Path] = []
+    running = 0
+    for cell in sorted(root.glob("*/*/*/seed*-*")):
+        if is_locked(cell):
+            running += 1
+            continue
+        for pattern in ("checkpoint.safetensors*", "result.json.damaged-*", "result.json.old-*", ".*.*"):
+            found += cell.glob(pattern)
+    if running:
+        click.echo(f"{running} cells are running and stay as they are")
     if everything:
         found += [path for ending in ("npy", "json", "lock") for path in default_folder().glob(f"*.{ending}")]
     size = sum(path.stat().st_size for path in found)

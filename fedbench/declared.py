@@ -59,6 +59,12 @@ def file_hash(target: Any) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
 
 
+def imported_modules(target: Any) -> set[str]:
+    """The modules that the target's file imports at its top, by full name."""
+    path = source_file(target)
+    return {target.partition(":")[0] for target in _source(path)[1].values()} if path else set()
+
+
 @functools.cache
 def _source(path: Path) -> tuple[dict[str, ast.ClassDef], dict[str, str]]:
     """The classes of a file, and what it imports from elsewhere as `"module:attribute"`, by name."""

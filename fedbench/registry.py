@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedbench.declared import Declared, declared, file_hash
+from fedbench.declared import Declared, declared, file_hash, imported_modules
 from fedbench.errors import UserError, unknown
 from fedbench.interfaces import KINDS
 from fedbench.options import Option, check_options, read_options
@@ -139,11 +139,21 @@ class Registry:
         return declared(self.entry(kind, name).target)
 
     def version(self, kind: str, name: str) -> str:
-        """What a cell key records: a built-in's revision, a stranger's file hash (and package version)."""
+        """What a cell key records: a built-in's revision, a stranger's file hash (and package version).
+
+        A stranger that builds on built-ins (a loss derived from another) changes with them: their revisions follow.
+        """
         entry = self.entry(kind, name)
         if entry.source.door == "built-in":
             return str(self.declared(kind, name).revision or 0)
-        return f"{entry.source.version}{'+' if entry.source.version else ''}{file_hash(entry.target)[:16]}"
+        modules = imported_modules(entry.target)
+        bases = [
+            f"+{other.kind}:{other.name}={self.declared(other.kind, other.name).revision or 0}"
+            for _, other in sorted(self.entries.items())
+            if other.source.door == "built-in" and str(other.target).partition(":")[0] in modules
+        ]
+        own = f"{entry.source.version}{'+' if entry.source.version else ''}{file_hash(entry.target)[:16]}"
+        return own + "".join(bases)
 
     def of_source(self, source: Source) -> Iterable[Entry]:
         """What one plugin registered."""

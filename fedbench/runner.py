@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -122,9 +123,14 @@ class Worker:
         self.job: Job | None = None
         self.reverse = reverse
         self._events = events
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "fedbench.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        # Ctrl-C is for the runner, which then stops its workers: a worker inherits that the signal is blocked.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fedbench.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def send(self, job: Job, request: Mapping[str, Any]) -> None:

@@ -154,6 +154,18 @@ class CellFolder:
         return {name: getattr(self, name) for name in ("suite", "scale", "method", "options", "seed", "key")}
 
 
+def is_locked(cell: Path) -> bool:
+    """Whether a process runs the cell of this folder now."""
+    try:
+        with open(cell / ".lock") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 @dataclass(frozen=True)
 class Store:
     """The results of runs: `root/SUITE/SCALE/METHOD/seedK-KEY/`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import shutil
@@ -460,6 +461,18 @@ def test_clean_asks_first_and_keeps_results(workplace: Path) -> None:
     assert "removed: 3 files" in fedbench("clean", "--yes").out
     assert not any(path.exists() for path in leftovers) and all(path.exists() for path in results)
     assert "0 files" in fedbench("clean", "--results", "nowhere").out
+
+
+def test_clean_leaves_running_cells_alone(workplace: Path) -> None:
+    cell = workplace / "runs" / "s" / "mini" / "local" / "seed0-abc"
+    cell.mkdir(parents=True)
+    (cell / "checkpoint.safetensors").write_bytes(b"x")
+    with open(cell / ".lock", "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        assert "1 cells are running" in fedbench("clean", "--yes").out
+        assert (cell / "checkpoint.safetensors").exists()
+    fedbench("clean", "--yes")
+    assert not (cell / "checkpoint.safetensors").exists()
 
 
 def test_clean_can_empty_the_cache(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:

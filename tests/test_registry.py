@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,17 @@ def test_a_file_is_a_whole_plugin(tmp_path: Path) -> None:
     before = registry.version("loss", "cosine")
     path.write_text(COSINE.format(name="cosine") + "# changed\n")
     assert discover([path]).version("loss", "cosine") != before
+
+
+def test_a_file_that_builds_on_a_built_in_changes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "derived.py"
+    path.write_text(COSINE.format(name="derived") + "from fedbench_plugins.losses.muscle import Muscle\n")
+    registry = discover([path])
+    before = registry.version("loss", "derived")
+    assert before.endswith("+loss:muscle=1")
+    declared = registry.declared
+    monkeypatch.setattr(registry, "declared", lambda kind, name: replace(declared(kind, name), revision=2))
+    assert registry.version("loss", "derived") != before
 
 
 @pytest.mark.parametrize(

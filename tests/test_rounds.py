@@ -277,7 +277,12 @@ def test_a_result_is_complete(write_suite: WriteSuite, tmp_path: Path) -> None:
     cell, registry = cell_of(write_suite(), "fedmuscle")
     result = run(cell, registry, tmp_path)
     assert result["options"] == {"loss": "muscle"}
-    assert result["resolved"] == {"loss": {"tau": 0.2, "tau_prev": 0.15}, "views": "plain", "shuffle": False, "rate": 1.0}
+    assert result["resolved"] == {
+        "loss": {"tau": 0.2, "tau_prev": 0.15},
+        "views": "plain",
+        "shuffle": False,
+        "rate": 1.0,
+    }
     assert result["versions"] == dict(cell.versions)
     assert [row["metric"] for row in result["users"]] == ["mAP", "accuracy", "accuracy"]
     assert set(result["users"][1]["subsets"]) == {"seen", "unseen"}
