@@ -13,31 +13,34 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
 
 from fedbench.cache import Cache
 from fedbench.discovery import discover
+from fedbench.method import ServerProgram
 from fedbench.plan import Cell, make_cell
 from fedbench.provenance import collect
 from fedbench.rounds import CellRun, Surroundings
 from fedbench.specs import parse_method
 from fedbench.store import Store
 from fedbench.suite import load
-from fedbench.user import Participant
+from fedbench.user import UserHost
+from fedbench_plugins.engines.local import LocalEngine
 
-OVERRIDES = ["rounds=2", "steps=20", "iterations=20"]
+OVERRIDES = ["rounds=1", "steps=50", "iterations=75"]
 TURNS = 5
 
 
-def build(cell: Cell, folder: Path) -> tuple[CellRun, object, object]:
+def build(cell: Cell, folder: Path) -> tuple[CellRun, LocalEngine, ServerProgram]:
     around = Surroundings(registry=discover(), cache=Cache(), device=torch.device("cpu"), provenance=collect(sys.argv))
     store = Store(folder)
     place = store.cell("benchmark", "mini", "fedmuscle", {}, cell.seed, cell.key)
     place.path.mkdir(parents=True, exist_ok=True)
     run = CellRun(cell, place, around)
     engine, server = run._build()
+    assert isinstance(engine, LocalEngine)
     return run, engine, server
 
 
@@ -46,9 +49,9 @@ def with_fedbench(cell: Cell, folder: Path) -> tuple[float, float]:
     run, engine, server = build(cell, folder)
     started = time.perf_counter()
     for r in range(run.protocol.rounds):
-        run._round(r, lambda r=r: server.round(r))  # type: ignore[attr-defined,misc]
-        run._checkpoint(engine, server)  # type: ignore[arg-type]
-    run._round(run.protocol.rounds, server.finish)  # type: ignore[attr-defined]
+        run._round(r, lambda r=r: server.round(r))  # type: ignore[misc]
+        run._checkpoint(engine, server)
+    run._round(run.protocol.rounds, server.finish)
     run.federation.evaluate("test")
     return time.perf_counter() - started, codec_milliseconds(cell)
 
@@ -68,9 +71,11 @@ def codec_milliseconds(cell: Cell, repeats: int = 200) -> float:
     return (time.perf_counter() - started) / repeats * 1e3
 
 
-def bare(cell: Cell, participants: list[Participant]) -> float:
+def bare(cell: Cell, hosts: list[UserHost]) -> float:
     """Seconds of the same work, written as one would without a framework."""
     protocol = cell.suite.protocol
+    participants = [host.program.participant for host in hosts]
+    examiners = [host._examiner for host in hosts]
     loss_of = discover().create("loss", "muscle")
     fits, aligns = [], []
     for one in participants:
@@ -79,7 +84,7 @@ def bare(cell: Cell, participants: list[Participant]) -> float:
         own = [p for p in one.representation.parameters() if p.requires_grad]
         aligns.append(torch.optim.AdamW(own, lr=one.spec.align_rate, fused=True))
 
-    def predict(one: Participant, x: torch.Tensor) -> torch.Tensor:
+    def predict(one: Any, x: torch.Tensor) -> torch.Tensor:
         features = one.representation.backbone(x)
         if protocol.head == "embedding":
             features = one.representation.projection(features)
@@ -98,12 +103,12 @@ def bare(cell: Cell, participants: list[Participant]) -> float:
 
     @torch.inference_mode()
     def evaluate(split: str) -> None:
-        for one in participants:
-            data = getattr(one, split)
+        for one, examiner in zip(participants, examiners, strict=True):
+            data = getattr(examiner, split)
             steps = range(0, len(data), protocol.eval_batch)
             pieces = [torch.arange(start, min(start + protocol.eval_batch, len(data))) for start in steps]
             scores = one.task.scores(torch.cat([predict(one, data.rows(piece, 0)) for piece in pieces]))
-            one.metric(scores, data.samples.targets)
+            examiner.metric(scores, data.samples.targets)
 
     started = time.perf_counter()
     for _ in range(protocol.rounds):
@@ -134,9 +139,8 @@ def main() -> None:
     ratios, exchanges = [], []
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(TURNS):
-            participants = list(build(cell, Path(folder) / f"bare{turn}")[0].participants.values())
-            assert all(isinstance(one.head, nn.Module) for one in participants)
-            plain = bare(cell, participants)
+            engine = build(cell, Path(folder) / f"bare{turn}")[1]
+            plain = bare(cell, list(engine._users.values()))
             framed, exchange = with_fedbench(cell, Path(folder) / f"cell{turn}")
             ratios.append(framed / plain)
             exchanges.append(exchange)
