@@ -14,7 +14,7 @@ from fedbench.errors import UserError
 from fedbench.interfaces import KINDS
 from fedbench.options import check_options, read_options
 from fedbench.registry import Registry, placed
-from fedbench.specs import MethodSpec
+from fedbench.specs import MethodSpec, parse_method
 from fedbench.suite import Suite, check_names
 from fedbench.version import PROTOCOL
 
@@ -140,7 +140,7 @@ def resolve_method(
     suite: Suite, registry: Registry, spec: MethodSpec
 ) -> tuple[dict[str, Any], dict[str, Part], MethodSpec]:
     """All options of a method, the plugins it names, and the spec as the board shows it."""
-    usual = {**registry.declared("method", spec.name).defaults, **suite.method_options.get(spec.name, {})}
+    usual = usual_options(suite, registry, spec)
     shown = _differing({name: value for name, value in spec.options.items() if "." not in name}, usual)
     resolved = {**usual, **shown}
     parts: dict[str, Part] = {}
@@ -160,6 +160,18 @@ def resolve_method(
     return resolved, parts, MethodSpec(spec.name, shown)
 
 
+def usual_options(suite: Suite, registry: Registry, spec: MethodSpec) -> dict[str, Any]:
+    """What a row's options are where it gives none: the method's defaults, then the suite's `[method.NAME]`, then its
+    tables of the rows that this one is among, `[method."NAME:loss=gramian"]`."""
+    usual = {**registry.declared("method", spec.name).defaults, **suite.method_options.get(spec.name, {})}
+    row = {**usual, **spec.options}
+    for label, table in suite.method_options.items():
+        rows = parse_method(label)
+        if rows.options and rows.name == spec.name and rows.options.items() <= row.items():
+            usual.update(table)
+    return usual
+
+
 def _differing(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
     """What is not as usual anyway: 1 is 1.0, so that one number has one key and one name, but no bool."""
     return {
@@ -172,7 +184,7 @@ def _differing(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, 
 def check_method(suite: Suite, registry: Registry, spec: MethodSpec, where: str | None = None) -> None:
     """Raise `UserError` where a method does not exist or does not take its options, or its loss does not."""
     registry.entry("method", spec.name, where=where)
-    given = {**suite.method_options.get(spec.name, {}), **spec.options}
+    given = {**usual_options(suite, registry, spec), **spec.options}
     plain = {name: value for name, value in given.items() if "." not in name}
     registry.check_options("method", spec.name, plain, where)
     for name, value in plain.items():

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedbench.errors import unknown
+from fedbench.specs import parse_method
 from fedbench.toml_lines import show
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class _Checker:
         for index, method in enumerate(self._suite.methods):
             at = f"methods[{index}]"
             table = self._suite.method_options.get(method.name, {})
-            own = {key: value for key, value in method.options.items() if "." not in key}
+            own = _plain(method)
             # A row of no options of its own can only be wrong in the table.
             options_at = at if own or not table else show(("method", method.name))
             self._check("method", method.name, {**table, **own}, name_at=at, options_at=options_at)
@@ -73,9 +74,10 @@ class _Checker:
                 self._loss_of_row(method, loss, at if "loss" in own else f"{show(('method', method.name))}.loss", at)
             used |= {method.name}
         for name, options in self._suite.method_options.items():
-            if name not in used:
+            rows = parse_method(name)
+            if rows.options or name not in used:
                 at = show(("method", name))
-                self._check("method", name, options, name_at=at, options_at=at)
+                self._check("method", rows.name, {**_plain(rows), **options}, name_at=at, options_at=at)
 
     def losses(self) -> None:
         for name, options in self._suite.loss_options.items():
@@ -103,3 +105,8 @@ class _Checker:
             raise unknown(kind, name, names, where=where)
         self.missing.append(f"{kind} '{name}'")
         return False
+
+
+def _plain(method: MethodSpec) -> dict[str, Any]:
+    """The method's own options, without those of its parts."""
+    return {key: value for key, value in method.options.items() if "." not in key}

@@ -200,11 +200,13 @@ def plugins_of(root: Table) -> tuple[Path, ...]:
 
 
 def options_of(root: Table, key: str) -> dict[str, dict[str, Any]]:
-    """`[method.NAME]` or `[loss.NAME]`: options by name of the plugin."""
+    """`[method.NAME]`, `[loss.NAME]`, or `[method."NAME:option=value"]` of some rows: options by name."""
     tables = root.table(key)
     options: dict[str, dict[str, Any]] = {}
     for name in tables.values:
         table = tables.table(name)
+        if key == "method":
+            parse_method(name, where=table.where())
         options[name] = table.options()
         for option in options[name]:
             if "." in option:

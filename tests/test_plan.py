@@ -25,6 +25,7 @@ from fedbench.version import PROTOCOL
 sys.path.append(str(Path(__file__).parent))
 from tiny import WriteSuite
 
+ROWS = '[method."fedmuscle:loss=gramian"]\nrate = 0.5'
 MUSCLE = "fedmuscle:loss=muscle"
 
 LOSS = """
@@ -280,6 +281,11 @@ def test_the_number_one_is_one_however_it_is_written(write_suite: WriteSuite) ->
         ("[method.fedmuscle]\nshuffle = true", "fedmuscle:shuffle=false", "fedmuscle:loss=muscle,shuffle=false"),
         ('[method.fedmuscle]\nloss = "pairwise"', "fedmuscle", "fedmuscle:loss=pairwise"),
         ("[loss.muscle]\ntau = 0.5", "fedmuscle:loss.tau=0.5", MUSCLE),
+        (ROWS, "fedmuscle", MUSCLE),
+        (ROWS, "fedmuscle:rate=0.5", "fedmuscle:loss=muscle,rate=0.5"),
+        (ROWS, "fedmuscle:loss=gramian", "fedmuscle:loss=gramian"),
+        (ROWS, "fedmuscle:loss=gramian,rate=0.5", "fedmuscle:loss=gramian"),
+        (ROWS, "fedmuscle:loss=gramian,rate=1.0", "fedmuscle:loss=gramian,rate=1.0"),
         ("[loss.muscle]\ntau = 0.5", "fedmuscle:loss.tau=0.2", "fedmuscle:loss=muscle,loss.tau=0.2"),
     ],
 )
@@ -293,9 +299,34 @@ def test_the_name_shown_is_enough_to_make_the_cell_again(
     assert (again.key, again.method.label) == (made.key, label)
 
 
+def test_a_table_of_rows_holds_for_these_rows_alone(write_suite: WriteSuite) -> None:
+    path = write_suite(("[public]", f"{ROWS}\n\n[public]"))
+    rates = {loss: cell(path, f"fedmuscle:loss={loss}").resolved["rate"] for loss in ("muscle", "gramian", "pairwise")}
+    assert rates == {"muscle": 1.0, "gramian": 0.5, "pairwise": 1.0}
+    assert cell(path, "fedmuscle:loss=gramian,shuffle=true").resolved["rate"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            '[method."fedmuscle:loss=gramian"]\nrat = 0.5',
+            "tiny.toml:24: unknown option of method 'fedmuscle' 'rat'.*rate",
+        ),
+        ('[method."fedmuscle:los=gramian"]\nrate = 0.5', "'los'.*did you mean 'loss'"),
+        ('[method."fedmusle:loss=gramian"]\nrate = 0.5', "fedmusle.*fedmuscle"),
+        ('[method."fedmuscle:"]\nrate = 0.5', "no options after the colon"),
+    ],
+)
+def test_a_bad_table_of_rows_is_refused(write_suite: WriteSuite, table: str, message: str) -> None:
+    path = write_suite(("[public]", f"{table}\n\n[public]"))
+    with pytest.raises(UserError, match=message):
+        validate(load(str(path)), discover())
+
+
 def test_all_options_are_resolved_beside_the_key(write_suite: WriteSuite) -> None:
     made = cell(write_suite(("[public]", "[loss.muscle]\ntau = 0.5\n\n[public]")), "fedmuscle:loss.tau_prev=0.1")
-    assert made.resolved == {"loss": "muscle", "views": "plain", "shuffle": False}
+    assert made.resolved == {"loss": "muscle", "views": "plain", "shuffle": False, "rate": 1.0}
     assert made.parts["loss"].options == {"tau": 0.5, "tau_prev": 0.1}
 
 
