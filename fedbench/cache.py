@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedbench.errors import UserError
+from fedbench.errors import StorageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ class Cache:
         folder: where; made when missing. Default `default_folder()`.
 
     Raises:
-        UserError: the folder cannot be made or written.
+        StorageError: the folder cannot be made or written.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -58,7 +58,7 @@ class Cache:
                 self._store(name, key, build())
                 found = self._load(name)
         if found is None:
-            raise UserError("the cache does not keep what is written to it", where=str(self.folder / name))
+            raise StorageError("the cache does not keep what is written to it", where=str(self.folder / name))
         return found
 
     def size(self) -> int:
@@ -104,8 +104,8 @@ class Cache:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
-    def _unusable(self, verb: str, error: OSError) -> UserError:
-        return UserError(
+    def _unusable(self, verb: str, error: OSError) -> StorageError:
+        return StorageError(
             f"the cache folder cannot be {verb}: {error}",
             where=str(self.folder),
             expected="set FEDBENCH_CACHE to a folder with room that you may write",

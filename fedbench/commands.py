@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedbench.errors import UserError
+from fedbench.errors import StorageError, UserError
 
 if TYPE_CHECKING:
     from fedbench.registry import Registry
@@ -103,12 +103,15 @@ def run_suite(
         "overrides": list(overrides),
         "plugins": [str(Path(path).resolve()) for path in [*loaded.plugins, *plugins]],
         "device": device,
-        "results": str(store.root),
+        "results": str(store.root.resolve()),  # a plugin may change the working folder
+        "overwrite": overwrite,
         "provenance": {**collect(sys.argv), "device": kind},
     }
     outcome = runner.run(pending, shared, jobs or len(os.sched_getaffinity(0)), progress)
     shown = planned_board(loaded, store.results(loaded.name, loaded.scale), cells)
     print_board(shown, loaded, "table", source=f"your runs in {store.root}", facts=protocol_facts(loaded))
+    if outcome.full:
+        raise StorageError(outcome.full)
     failed = [cell for cell in cells if runner.folder_of(store, cell).state in ("failed", "damaged")]
     if failed and not outcome.failed and overwrite == "missing":
         click.echo("Failed cells are kept; --overwrite failed runs them again.", err=True)

@@ -14,6 +14,8 @@ from typing import Any
 Rows = Sequence[Mapping[str, Any]]
 Part = tuple[str, str, str]
 """User, task and metric: what one score is of."""
+_MOST = 1e9
+"""The largest Δ% that is taken for a number; what is above comes from a reference that is all but 0."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,10 @@ def of_seed(rows: Rows, local: Rows, *, score: str = "test") -> SeedDelta:
             notes.append(f"local training has no {score} value of {key[0]} ({key[1]} {key[2]})")
         elif base <= 0:
             notes.append(f"local training of {key[0]} scores {base:g}: Δ% is undefined ({key[1]} {key[2]})")
+        elif abs(change := relative(value, base, higher)) > _MOST:
+            notes.append(f"local training of {key[0]} scores {base:g}: Δ% is out of range ({key[1]} {key[2]})")
         else:
-            parts[key] = relative(value, base, higher)
+            parts[key] = change
             logs[key] = math.log(value / base) * (1 if higher else -1) if value > 0 else None
     users = _within_users(parts)
     return SeedDelta(_strict(users.values()), users, parts, _strict(_within_users(logs).values()), notes)

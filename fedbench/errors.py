@@ -24,8 +24,24 @@ class UserError(Exception):
         return _rebuild, (type(self), self.what, self.where, self.expected)
 
 
+class StorageError(UserError):
+    """Something cannot be kept on disk, which is no failure of what was to be kept."""
+
+
+class InUse(UserError):
+    """Another process is at work on it now."""
+
+
 def _rebuild(kind: type[UserError], what: str, where: str | None, expected: str | None) -> UserError:
     return kind(what, where=where, expected=expected)
+
+
+def one_line(text: str, most: int = 2000) -> str:
+    """The text as one printable line, whatever a plugin's exception or a file put into it; a long one is cut."""
+    text = " ".join(text[: 100 * most].split())
+    if len(text) > most:
+        text = f"{text[: most // 2]} … {text[-(most // 2) :]}"
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -23,9 +24,10 @@ class CellFailed(Exception):
 
 
 class Meter:
-    """What one round exchanged and how long it took."""
+    """What one round, counted from 1, exchanged and how long it took."""
 
-    def __init__(self) -> None:
+    def __init__(self, round: int = 1) -> None:
+        self.round = round
         self.up: dict[str, int] = defaultdict(int)
         self.down: dict[str, int] = defaultdict(int)
         self.tensor_up: dict[str, int] = defaultdict(int)
@@ -82,13 +84,22 @@ class Federation:
             self.meter.fitted.update(outgoing)
         replies = self._exchange(verb, outgoing, metered=True)
         if verb == "fit":
-            self.meter.log("fit loss", {user: reply["loss"] for user, reply in replies.items() if "loss" in reply})
+            losses = {user: reply["loss"] for user, reply in replies.items() if "loss" in reply}
+            self._check_finite("fit", "loss", losses)
+            replies = {user: reply for user, reply in replies.items() if user in self.alive}
+            self.meter.log("fit loss", {user: losses[user] for user in replies if user in losses})
             self._after_fit()
         return replies
 
     def evaluate(self, split: str) -> dict[str, dict[str, Any]]:
-        """Scores of every living user; neither metered nor visible to a method."""
-        return self._exchange("evaluate", {user: {"split": split} for user in self.alive}, metered=False)
+        """Scores of every living user; neither metered nor visible to a method.
+
+        Raises:
+            CellFailed: as `ask`; a score that is no finite number is a failure too.
+        """
+        replies = self._exchange("evaluate", {user: {"split": split} for user in self.alive}, metered=False)
+        self._check_finite("evaluate", f"{split} score", {user: reply["value"] for user, reply in replies.items()})
+        return {user: reply for user, reply in replies.items() if user in self.alive}
 
     def log(self, name: str, values: Mapping[str, float]) -> None:
         """Add values to the round's record."""
@@ -118,6 +129,11 @@ class Federation:
                 self.meter.tensor_up[user] += messages.tensor_bytes(replies[user])
         self.meter.seconds[verb] += time.perf_counter() - started
         return replies
+
+    def _check_finite(self, verb: str, what: str, values: Mapping[str, float]) -> None:
+        for user, value in values.items():
+            if not math.isfinite(value):
+                self._lost(Fault(user, verb, "diverged", f"the {what} is {value:g} in round {self.meter.round}"))
 
     def _lost(self, fault: Fault) -> None:
         self.faults.append(fault)

@@ -118,7 +118,7 @@ class Metric(ABC):
 
 @dataclass(frozen=True)
 class Fault:
-    """What a user did instead of replying: `kind` is raised, gone or timed out."""
+    """What a user did instead of replying: `kind` is raised, gone, timed out or diverged."""
 
     user: str
     verb: str

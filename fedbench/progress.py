@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
+from fedbench.errors import one_line
 from fedbench.leaderboard import provisional
 from fedbench.plan import Cell
 
@@ -91,6 +92,12 @@ class Progress:
         verdict = f"FAILED: {error}" if error else f"done in {seconds:.0f} s"
         self.line(f"{cell.label}: {verdict} ({self.done}/{self.total}){self.remaining()}")
 
+    def skipped(self, cell: Cell, why: str) -> None:
+        """The cell is left to another run."""
+        self.done += 1
+        self.estimate.over(cell)
+        self.line(f"{cell.label}: left out: {why} ({self.done}/{self.total})")
+
     def note(self, text: str) -> None:
         self.line(text)
 
@@ -99,7 +106,7 @@ class Progress:
 
     def line(self, text: str) -> None:
         minutes, seconds = divmod(int(time.monotonic() - self.started_at), 60)
-        self.console.print(f"[{minutes:02d}:{seconds:02d}] {text}", markup=False, highlight=False)
+        self.console.print(f"[{minutes:02d}:{seconds:02d}] {one_line(text)}", markup=False, highlight=False)
 
     def remaining(self) -> str:
         """Time left in words, empty before anything is known."""
@@ -158,6 +165,11 @@ class TerminalProgress(Progress):
     def finished(self, cell: Cell, seconds: float, error: str | None) -> None:
         self._bars.remove_task(self._tasks.pop(cell.key))
         super().finished(cell, seconds, error)
+        self._bars.update(self._all, completed=self.done)
+
+    def skipped(self, cell: Cell, why: str) -> None:
+        self._bars.remove_task(self._tasks.pop(cell.key))
+        super().skipped(cell, why)
         self._bars.update(self._all, completed=self.done)
 
     def end(self) -> None:

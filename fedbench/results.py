@@ -206,8 +206,12 @@ def _unfit(tables: list[tuple[str, Any, Mapping[str, str]]]) -> str | None:
     return None
 
 
+_MOST = 1e100
+
+
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Finite, and far enough from the largest float that sums and ratios of a board stay finite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_MOST < value < _MOST
 
 
 _KINDS: Mapping[str, Callable[[Any], bool]] = {

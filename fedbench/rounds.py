@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from fedbench import messages
-from fedbench.cache import Cache, atomic_file
+from fedbench.cache import Cache
+from fedbench.cell_result import described, failure, mean_bytes, spent_seconds
 from fedbench.choice import NOT_APPLICABLE
-from fedbench.errors import UserError
+from fedbench.errors import StorageError, UserError
 from fedbench.federation import CellFailed, Federation, Meter
-from fedbench.interfaces import Engine, Fault, Metric, Observer
+from fedbench.interfaces import Engine, Fault, Metric, Observer, UserSpec
 from fedbench.method import Method, ServerProgram
 from fedbench.plan import Cell
 from fedbench.registry import Registry
@@ -50,10 +51,16 @@ class Surroundings:
                 self.notify("note", {"text": text})
 
 
-def run_cell(cell: Cell, folder: CellFolder, around: Surroundings) -> dict[str, Any]:
+def run_cell(cell: Cell, folder: CellFolder, around: Surroundings, *, replace: bool = False) -> dict[str, Any]:
     """Run or resume a cell, write its result file and return the result.
 
     A failure at run time is a result too: status `failed`, with its cause.
+
+    Args:
+        replace: set a finished result aside once the new one is there.
+
+    Raises:
+        StorageError: the result or the checkpoint cannot be kept.
     """
     run = CellRun(cell, folder, around)
     description = {"method": cell.method.name, "options": dict(cell.method.options), "seed": cell.seed, "key": cell.key}
@@ -66,21 +73,18 @@ def run_cell(cell: Cell, folder: CellFolder, around: Surroundings) -> dict[str, 
             run.run()
         result = run.result("done", None)
     except NotApplicable as error:
-        result = run.result(NOT_APPLICABLE, {"kind": NOT_APPLICABLE, "message": str(error), "user": None, "trace": ""})
+        result = run.result(NOT_APPLICABLE, failure(str(error), kind=NOT_APPLICABLE))
+    except StorageError:
+        raise
     except CellFailed as error:
         fault = error.fault
-        result = run.result(
-            "failed",
-            {"kind": fault.kind, "message": f"{fault.verb}: {fault.message}", "user": fault.user, "trace": fault.trace},
-        )
+        message = fault.message if fault.kind == "diverged" else f"{fault.verb}: {fault.message}"
+        result = run.result("failed", failure(message, kind=fault.kind, user=fault.user, trace=fault.trace))
     except UserError as error:
-        result = run.result("failed", {"kind": "error", "message": str(error), "user": None, "trace": ""})
+        result = run.result("failed", failure(str(error), kind="error"))
     except Exception as error:
-        message = f"{type(error).__name__}: {error}"
-        result = run.result(
-            "failed", {"kind": "raised", "message": message, "user": None, "trace": traceback.format_exc()}
-        )
-    folder.write(result)
+        result = run.result("failed", failure(f"{type(error).__name__}: {error}", trace=traceback.format_exc()))
+    folder.write(result, replace=replace)
     if result["status"] != "failed":
         folder.checkpoint_path.unlink(missing_ok=True)
     around.tell("cell_finished", description, result)
@@ -98,7 +102,7 @@ class CellRun:
         self.scores: dict[str, dict[str, Any]] = {}
         self.validation: dict[str, float] = {}
         self.started = time.perf_counter()
-        self.method: Method | None = None
+        self.paper: int | None = None
         self.faults: list[Fault] = []
         self.touched: list[str] = []
 
@@ -126,10 +130,13 @@ class CellRun:
         world = registry.create("data", suite.data_name, suite.data_options)
         world.verify()
         method: Method = registry.create("method", self.cell.method.name, self.cell.resolved)
-        self.method = method
+        if not isinstance(method, Method):
+            raise TypeError(f"the method '{self.cell.method.name}' is a {type(method).__name__}, no fedbench.Method")
         if loss := self.cell.parts.get("loss"):
             method.loss_factory = lambda: registry.create("loss", loss.name, loss.options)
-        self.touched = method.touches(suite.users)
+        self.touched = list(method.touches(suite.users))
+        if strangers := set(self.touched) - {user.name for user in suite.users}:
+            raise ValueError(f"touches names users that the suite does not have: {', '.join(map(str, strangers))}")
         if not self.touched:
             raise NotApplicable(f"{NOT_APPLICABLE} (0 of {len(suite.users)} users)")
         sizes = {
@@ -157,6 +164,7 @@ class CellRun:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(derive("user program", seed, spec.name))
                 built[spec.name] = UserHost(method.User(participant, method, self.protocol, seed), examiner)
+        self.paper = _checked_size(method.paper_bytes(self.protocol, len(built)))
         hosts = {spec.name: built[spec.name] for spec in suite.users}
         engine: Engine = registry.create("engine", "local")
         engine.start(hosts)
@@ -171,7 +179,7 @@ class CellRun:
         }
 
     def _round(self, r: int, work: Callable[[], None]) -> None:
-        self.federation.meter = meter = Meter()
+        self.federation.meter = meter = Meter(r + 1)
         self.validation = {}
         known = len(self.faults)
         started = time.perf_counter()
@@ -179,8 +187,8 @@ class CellRun:
         for fault in self.faults[known:]:
             text = f"{fault.user} {fault.kind} in '{fault.verb}' and is left out from now on: {fault.message}"
             self.around.notify("note", {"text": text})
-        if not self.validation:
-            raise RuntimeError("the method's round never asked for 'fit': its users cannot be scored")
+        if left := [user for user in self.federation.alive if user not in meter.fitted]:
+            raise RuntimeError(f"the method's round never asked for 'fit' of {left[0]}: every user has its local phase")
         record = {
             "round": r,
             "validation": self.validation,
@@ -209,8 +217,7 @@ class CellRun:
             "faults": [dataclasses.asdict(fault) for fault in self.faults],
             "records": self.records,
         }
-        with atomic_file(self.folder.checkpoint_path) as handle:
-            handle.write(messages.seal(whole))
+        self.folder.keep(messages.seal(whole))
 
     def _resume(self, engine: Engine, server: ServerProgram) -> int:
         path = self.folder.checkpoint_path
@@ -225,7 +232,7 @@ class CellRun:
             self.federation.alive = list(whole["alive"])
             self.faults.extend(Fault(**fault) for fault in whole["faults"])
             self.records = list(whole["records"])
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             aside = _set_aside(path)
             self.around.notify("note", {"text": f"damaged checkpoint set aside as {aside.name}: {error}"})
             raise Restart from None
@@ -235,73 +242,47 @@ class CellRun:
     def result(self, status: str, error: Mapping[str, Any] | None) -> dict[str, Any]:
         """The result file's content."""
         exchanges = [record for record in self.records if record["round"] < self.protocol.rounds]
-        count = max(1, len(exchanges))
-        built = [spec for spec in self.cell.suite.users if spec.name in self.metrics]
-
-        def mean(column: int, user: str | None = None) -> int:
-            names = [user] if user else [spec.name for spec in built]
-            total: int = sum(record["users"][name][column] for record in exchanges for name in names)
-            return round(total / count)
-
-        users = []
-        for spec in built:
-            name, metric = spec.name, self.metrics[spec.name]
-            score = self.scores.get(name, {})
-            users.append(
-                {
-                    "name": name,
-                    "task": spec.task,
-                    "metric": metric.label,
-                    "higher_is_better": metric.higher_is_better,
-                    "model": spec.model,
-                    "test": score.get("value"),
-                    "validation": self.validation.get(name),
-                    "subsets": {subset: score[subset] for subset in ("seen", "unseen") if subset in score},
-                    "bytes_up": mean(0, name),
-                    "bytes_down": mean(1, name),
-                    "tensor_up": mean(2, name),
-                    "tensor_down": mean(3, name),
-                }
-            )
-        seconds: dict[str, float] = {}
-        for record in self.records:
-            for verb, spent in record["verbs"].items():
-                seconds[verb] = seconds.get(verb, 0.0) + spent
-        paper = self.method.paper_bytes(self.protocol, len(built)) if self.method else None
         return {
-            "schema": 1,
-            "suite": self.cell.suite.name,
-            "scale": self.cell.suite.scale,
-            "method": self.cell.method.name,
-            "options": dict(self.cell.method.options),
-            "resolved": {**self.cell.resolved, **{name: dict(part.options) for name, part in self.cell.parts.items()}},
-            "seed": self.cell.seed,
-            "key": self.cell.key,
-            "protocol_key": self.cell.protocol_key,
-            "versions": dict(self.cell.versions),
+            **described(self.cell, self.around.provenance),
             "status": status,
             "error": dict(error) if error else None,
-            "users": users,
+            "users": [self._user_row(spec, exchanges) for spec in self._built()],
             "touched": self.touched,
             "faults": [dataclasses.asdict(fault) for fault in self.faults],
             "rounds": [
                 {name: value for name, value in record.items() if name not in ("users", "verbs")}
                 for record in self.records
             ],
-            "bytes": {
-                "up": mean(0),
-                "down": mean(1),
-                "tensor_up": mean(2),
-                "tensor_down": mean(3),
-                "paper": paper,
-            },
-            "seconds": {
-                "total": sum(record["seconds"] for record in self.records),
-                **seconds,
-                "process": time.perf_counter() - self.started,
-            },
-            "provenance": dict(self.around.provenance),
+            "bytes": {**mean_bytes(exchanges, [spec.name for spec in self._built()]), "paper": self.paper},
+            "seconds": {**spent_seconds(self.records), "process": time.perf_counter() - self.started},
         }
+
+    def _built(self) -> list[UserSpec]:
+        return [spec for spec in self.cell.suite.users if spec.name in self.metrics]
+
+    def _user_row(self, spec: UserSpec, exchanges: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        metric, score = self.metrics[spec.name], self.scores.get(spec.name, {})
+        sizes = mean_bytes(exchanges, [spec.name])
+        return {
+            "name": spec.name,
+            "task": spec.task,
+            "metric": metric.label,
+            "higher_is_better": metric.higher_is_better,
+            "model": spec.model,
+            "test": score.get("value"),
+            "validation": self.validation.get(spec.name),
+            "subsets": {subset: score[subset] for subset in ("seen", "unseen") if subset in score},
+            "bytes_up": sizes["up"],
+            "bytes_down": sizes["down"],
+            "tensor_up": sizes["tensor_up"],
+            "tensor_down": sizes["tensor_down"],
+        }
+
+
+def _checked_size(size: Any) -> int | None:
+    if size is None or (isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**63):
+        return size
+    raise ValueError(f"paper_bytes is {size!r:.80}, expected a whole number of bytes below 2^63, or None")
 
 
 def _set_aside(path: Path) -> Path:

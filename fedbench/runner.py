@@ -1,30 +1,31 @@
-"""Runs the cells that are missing: in this process for one job, else in worker processes, one cell each at a time."""
+"""Runs the cells that are missing, in worker processes that fork for each cell."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import signal
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from fedbench.cell_result import failed, failure
 from fedbench.choice import NOT_APPLICABLE
 from fedbench.errors import UserError
 from fedbench.plan import Cell
 from fedbench.progress import Progress
 from fedbench.store import CellFolder, Damaged, Store
+from fedbench.worker import settles
 
 OVERWRITE = {
     "missing": "run cells that have no result",
     "failed": "run cells that have no result or a failed one",
-    "always": "run every cell; old results are set aside",
+    "always": "run every cell; an old result is set aside when the new one is there",
     "never": "run nothing, only show what is there",
 }
 
@@ -39,29 +40,25 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What became of a run: results of all planned cells that have one, and how many failed to get one."""
+    """What became of a run: how many cells ended, and which failed to get a result."""
 
     ran: int = 0
     failed: list[str] = field(default_factory=list)
+    full: str | None = None
 
 
 def choose(cells: Sequence[Cell], store: Store, overwrite: str, progress: Progress) -> list[Job]:
     """The cells that the overwrite rule says to run; damaged results are set aside and run again."""
     jobs = []
-    for cell in cells:
+    for cell in cells if overwrite != "never" else ():
         folder = folder_of(store, cell)
-        if overwrite == "never":
-            continue
         try:
             result = folder.read()
         except Damaged as error:
             aside = folder.set_aside()
             progress.note(f"{error}; set aside as {aside.name}, {cell.label} runs again")
             result = None
-        if result is not None and overwrite == "always":
-            folder.set_aside()
-            result = None
-        if result is None or (overwrite == "failed" and result["status"] == "failed"):
+        if result is None or not settles(result["status"], overwrite):
             jobs.append(Job(cell, folder))
     return jobs
 
@@ -76,7 +73,8 @@ def run(jobs: Sequence[Job], request: Mapping[str, Any], count: int, progress: P
     """Run the jobs, `count` at a time, and report to `progress`.
 
     Args:
-        request: what every worker request shares: suite, scale, overrides, plugins, device, results, provenance.
+        request: what every worker request shares: suite, scale, overrides, plugins, device, results, provenance,
+            overwrite.
 
     Raises:
         KeyboardInterrupt: after the workers are stopped; every finished round is kept.
@@ -84,36 +82,10 @@ def run(jobs: Sequence[Job], request: Mapping[str, Any], count: int, progress: P
     outcome = Outcome()
     progress.begin([job.cell for job in jobs], count)
     try:
-        if count == 1:
-            _run_here(jobs, request, progress, outcome)
-        else:
-            _run_workers(jobs, request, min(count, len(jobs)), progress, outcome)
+        _run(jobs, request, min(count, len(jobs)), progress, outcome)
     finally:
         progress.end()
     return outcome
-
-
-def _request(job: Job, shared: Mapping[str, Any]) -> dict[str, Any]:
-    return {**shared, "method": job.cell.method.label, "seed": job.cell.seed, "key": job.cell.key}
-
-
-def _run_here(jobs: Sequence[Job], shared: Mapping[str, Any], progress: Progress, outcome: Outcome) -> None:
-    from fedbench.worker import execute
-
-    for job in jobs:
-        progress.started(job.cell)
-
-        def emit(event: str, details: Mapping[str, Any], job: Job = job) -> None:
-            _take(job, {"event": event, **details}, progress, outcome)
-
-        try:
-            execute(_request(job, shared), emit)
-        except UserError as error:
-            _take(job, {"event": "refused", "message": str(error)}, progress, outcome)
-        except Exception as error:  # as in a worker process: one broken cell stops no other
-            message = f"{type(error).__name__}: {error}"
-            event = {"event": "broken", "message": message, "trace": traceback.format_exc()}
-            _take(job, event, progress, outcome)
 
 
 class Worker:
@@ -121,30 +93,34 @@ class Worker:
 
     def __init__(self, events: queue.Queue[tuple[Worker, dict[str, Any]]], *, reverse: bool = False) -> None:
         self.job: Job | None = None
+        self.told = False
         self.reverse = reverse
         self._events = events
-        # Ctrl-C is for the runner, which then stops its workers: a worker inherits that the signal is blocked.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "fedbench.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        threading.Thread(target=self._listen, daemon=True).start()
+        # A session of its own: Ctrl-C is for the runner, which then stops its workers and their forks together.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fedbench.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     def send(self, job: Job, request: Mapping[str, Any]) -> None:
         """Hand the worker a job; one that has died by now says so through its events."""
-        self.job = job
+        self.job, self.told = job, False
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
 
     def stop(self) -> None:
-        """End the process at once; the checkpoint of its last round stays."""
-        self._process.kill()
+        """End the process and its fork at once; the checkpoint of the last round stays."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._listener.join(timeout=10)  # until the fork is gone too, and with it its lock
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -154,18 +130,17 @@ class Worker:
         self._events.put((self, {"event": "died", "code": self._process.wait()}))
 
 
-def _run_workers(
-    jobs: Sequence[Job], shared: Mapping[str, Any], count: int, progress: Progress, outcome: Outcome
-) -> None:
+def _run(jobs: Sequence[Job], shared: Mapping[str, Any], count: int, progress: Progress, outcome: Outcome) -> None:
     waiting = list(jobs)
     events: queue.Queue[tuple[Worker, dict[str, Any]]] = queue.Queue()
     workers: list[Worker] = []
 
     def give(worker: Worker) -> None:
-        if waiting:
+        if waiting and outcome.full is None:
             job = waiting.pop(0)
             progress.started(job.cell)
-            worker.send(job, {**_request(job, shared), "reverse": worker.reverse})
+            own = {"method": job.cell.method.label, "seed": job.cell.seed, "key": job.cell.key}
+            worker.send(job, {**shared, **own, "reverse": worker.reverse})
         else:
             worker.job = None
 
@@ -175,25 +150,27 @@ def _run_workers(
             give(workers[-1])
         while any(worker.job for worker in workers):
             worker, event = events.get()
-            if worker.job is None:
-                continue
             job = worker.job
+            if job is None:
+                continue
+            if event["event"] not in ("over", "died"):
+                worker.told |= _take(job, event, shared, progress, outcome)
+                continue
+            if not worker.told:
+                _take(job, _ending(event), shared, progress, outcome)
             if event["event"] == "died":
-                code = event["code"]
-                reason = f"signal {-code} (out of memory?)" if code < 0 else f"exit code {code}"
-                event = {"event": "broken", "message": f"the worker process died: {reason}", "trace": ""}
                 workers.remove(worker)
-                if waiting:
-                    worker = Worker(events)
-                    workers.append(worker)
-            if _take(job, event, progress, outcome):
-                give(worker)
+                if not waiting:
+                    continue
+                worker = Worker(events, reverse=worker.reverse)
+                workers.append(worker)
+            give(worker)
     finally:
         for worker in workers:
             worker.stop()
 
 
-def _take(job: Job, event: Mapping[str, Any], progress: Progress, outcome: Outcome) -> bool:
+def _take(job: Job, event: Mapping[str, Any], shared: Mapping[str, Any], progress: Progress, outcome: Outcome) -> bool:
     """Tell progress about one event; True where the cell has ended."""
     kind = event["event"]
     if kind == "preparing":
@@ -205,22 +182,49 @@ def _take(job: Job, event: Mapping[str, Any], progress: Progress, outcome: Outco
     elif kind == "round":
         progress.round(job.cell, event)
     elif kind == "finished":
-        outcome.ran += 1
         error = event["error"]
         if event["status"] == NOT_APPLICABLE:
             progress.note(f"{job.cell.label}: {error['message']}")
             error = None
-        if error:
-            outcome.failed.append(job.cell.label)
         user = f"{error['user']}: " if error and error.get("user") else ""
-        progress.finished(job.cell, event["seconds"], f"{user}{error['message']}" if error else None)
+        _ended(job, event["seconds"], f"{user}{error['message']}" if error else None, progress, outcome)
         return True
-    elif kind in ("refused", "broken"):
-        outcome.ran += 1
-        outcome.failed.append(job.cell.label)
-        if trace := event.get("trace"):
-            Path(job.folder.path).mkdir(parents=True, exist_ok=True)
-            (Path(job.folder.path) / "error.txt").write_text(trace)
-        progress.finished(job.cell, 0.0, event["message"])
+    elif kind == "elsewhere":
+        progress.skipped(job.cell, event["message"])
+        return True
+    elif kind in ("refused", "broken", "storage"):
+        message = event["message"]
+        if kind == "storage":
+            outcome.full = message
+        elif kind == "broken":
+            error = failure(message, trace=event.get("trace", ""))
+            try:
+                with job.folder.lock():
+                    job.folder.write(failed(job.cell, shared["provenance"], error), replace=True)
+            except UserError as unkept:
+                message += f"; and this cannot be kept: {unkept}"
+        _ended(job, 0.0, message, progress, outcome)
         return True
     return False
+
+
+def _ended(job: Job, seconds: float, cause: str | None, progress: Progress, outcome: Outcome) -> None:
+    outcome.ran += 1
+    if cause:
+        outcome.failed.append(job.cell.label)
+    progress.finished(job.cell, seconds, cause)
+
+
+def _ending(event: Mapping[str, Any]) -> dict[str, Any]:
+    """The last event of a cell that gave none: what it did itself is its failure, what was done to it is not."""
+    code = event["code"]
+    if event["event"] == "died":
+        return {"event": "refused", "message": f"the worker process died: {_exit(code)}"}
+    if -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        return {"event": "refused", "message": f"its process was stopped: {_exit(code)}; the same command resumes it"}
+    return {"event": "broken", "message": f"its process ended before it had a result: {_exit(code)}"}
+
+
+def _exit(code: int) -> str:
+    hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+    return f"signal {-code}{hint}" if code < 0 else f"exit code {code}"

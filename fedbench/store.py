@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedbench.cache import atomic_file
-from fedbench.errors import UserError
+from fedbench.errors import InUse, StorageError, UserError
 from fedbench.promotion import Promotion, promote, reference_results
 from fedbench.results import Damaged, Result, dump, read, read_placed, safe, seal, slug
 
@@ -69,22 +70,21 @@ class CellFolder:
         except FileNotFoundError:
             return None
 
-    def write(self, result: Mapping[str, Any]) -> Result:
+    def write(self, result: Mapping[str, Any], *, replace: bool = False) -> Result:
         """Put the result in place, whole or not at all, with schema and digest, and return it as it reads back.
 
-        A failed result is replaced, a damaged one is set aside.
+        A failed result is replaced, a damaged one is set aside, and with `replace` also a finished one.
 
         Raises:
-            UserError: a finished result is already there, or the folder cannot be written.
+            UserError: a finished result is already there.
+            StorageError: the folder cannot be written.
             Damaged: the result lacks a field (the file is then set aside, so that nothing is lost).
         """
         sealed = seal(result)
-        if (state := self.state) == "done":
+        if (state := self.state) == "done" and not replace:
             raise UserError(
                 "a finished result is already there", where=str(self.result_path), expected="set it aside first"
             )
-        if state == "damaged":
-            self.set_aside()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if sealed.get("status") == "failed":
@@ -94,8 +94,10 @@ class CellFolder:
                 self.error_path.unlink(missing_ok=True)
             with atomic_file(self.result_path) as handle:
                 handle.write(dump(sealed))
+                if state in ("done", "damaged"):  # only now, when the new one is on the disk
+                    self.set_aside()
         except OSError as error:
-            raise UserError(f"the result cannot be written: {error.strerror}", where=str(self.path)) from None
+            raise self._unwritable("result", error) from None
         try:
             return read(self.result_path, self._identity())
         except Damaged:
@@ -111,7 +113,7 @@ class CellFolder:
         try:
             self.result_path.rename(target)
         except OSError as error:
-            raise UserError(f"it cannot be set aside: {error.strerror}", where=str(self.result_path)) from None
+            raise StorageError(f"it cannot be set aside: {error.strerror}", where=str(self.result_path)) from None
         return target
 
     @contextmanager
@@ -119,30 +121,50 @@ class CellFolder:
         """Hold the cell for this process; the lock ends with the process, however it dies.
 
         Raises:
-            UserError: another process holds it, or the folder cannot be written.
+            InUse: another process holds it.
+            StorageError: the folder cannot be written.
         """
         place = self.path / ".lock"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = open(place, "a+")  # noqa: SIM115 - closed below, and not truncated before it is ours
         except OSError as error:
-            raise UserError(f"the cell cannot be locked: {error.strerror}", where=str(self.path)) from None
+            raise self._unwritable("lock", error) from None
         with handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 handle.seek(0)
                 holder = handle.read(20).strip() or "unknown"
-                raise UserError(
+                raise InUse(
                     f"another process (pid {holder}) is running this cell",
                     where=str(self.path),
                     expected="wait for it, or choose another folder for the runs",
                 ) from None
-            handle.truncate(0)
-            handle.write(str(os.getpid()))
-            handle.flush()
+            with contextlib.suppress(OSError):  # on a full disk the lock still holds; only its holder's name is lost
+                os.ftruncate(handle.fileno(), 0)
+                os.pwrite(handle.fileno(), str(os.getpid()).encode(), 0)
             self._sweep()
             yield
+
+    def keep(self, checkpoint: bytes) -> None:
+        """Put the checkpoint in place, whole or not at all.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        try:
+            with atomic_file(self.checkpoint_path) as handle:
+                handle.write(checkpoint)
+        except OSError as error:
+            raise self._unwritable("checkpoint", error) from None
+
+    def _unwritable(self, what: str, error: OSError) -> StorageError:
+        return StorageError(
+            f"the {what} cannot be written: {error.strerror}",
+            where=str(self.path),
+            expected="make room and run the same command again: every finished round is kept",
+        )
 
     def _sweep(self) -> None:
         """Remove what a killed process left half-written; only the holder of the lock writes here."""

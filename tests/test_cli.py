@@ -8,9 +8,8 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -293,24 +292,6 @@ def test_an_observer_that_raises_is_noted_and_costs_nothing(empty: Path) -> None
     )
     done = fedbench("run", "tiny.toml", "--plugin", "watch.py", "--method", "local", *QUICK)
     assert done.code == 0 and "Watch" in done.err and "tracker is down" in errors(done)
-
-
-def test_an_error_around_a_cell_is_that_cells(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedbench import worker
-
-    execute = worker.execute
-
-    def breaks(request: Mapping[str, Any], emit: worker.Emit) -> None:
-        if request["method"] == "local-long":
-            raise OSError("the disk is gone")
-        execute(request, emit)
-
-    monkeypatch.setattr(worker, "execute", breaks)
-    done = fedbench("run", "tiny.toml", "--method", "local-long", "--method", "simclr", *QUICK)
-    assert done.code == 1 and "local-long seed 0: FAILED: OSError: the disk is gone" in errors(done)
-    assert "simclr seed 0: done" in done.err and "missing" in done.out
-    (trace,) = Path("runs").rglob("error.txt")
-    assert "Traceback" in trace.read_text()
 
 
 def test_a_damaged_result_is_named_set_aside_and_run_again(workplace: Path) -> None:

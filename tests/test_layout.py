@@ -28,7 +28,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     # results -> Δ% and boards; before the engine, which it must never need
     ("delta", "choice", "leaderboard", "curves", "report", "terminal"),
     # one cell
-    ("messages", "inputs", "devices", "examiner", "user", "method", "federation", "rounds", "worker"),
+    ("messages", "inputs", "devices", "examiner", "user", "method", "federation", "cell_result", "rounds", "worker"),
     # what people see
     ("progress", "runner", "boards", "listing", "contact_sheet", "conformance", "commands", "cli", "__main__"),
 )

@@ -30,7 +30,19 @@ BUILT_IN = ("fedbench_plugins", "fedbench_baselines")
 CORE = "core"
 CORE_MODULES = tuple(
     f"fedbench.{name}"
-    for name in ("examiner", "federation", "inputs", "messages", "method", "modules", "plan", "rounds", "seeds", "user")
+    for name in (
+        "cell_result",
+        "examiner",
+        "federation",
+        "inputs",
+        "messages",
+        "method",
+        "modules",
+        "plan",
+        "rounds",
+        "seeds",
+        "user",
+    )
 )
 """Those parts of the core that compute, draw or choose what ends up in a number."""
 

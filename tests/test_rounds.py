@@ -291,21 +291,47 @@ def test_a_result_is_complete(write_suite: WriteSuite, tmp_path: Path) -> None:
     assert {"fit", "represent", "align", "evaluate"} <= set(result["seconds"])
 
 
-def test_a_score_that_is_no_number_is_no_crash(
+# -- failures
+
+
+def test_a_score_that_is_no_number_is_a_failure_of_its_user(
     write_suite: WriteSuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Accuracy, "__call__", lambda self, scores, targets: float("nan"))
-    path = write_suite()
-    done = fedbench("run", path, "--jobs", 1, "--device", "cpu", "--results", tmp_path, "--seeds", 0)
-    assert done.code == 0, done.err
-    cell, _ = cell_of(path, "fedmuscle")
-    result = folder_of(Store(tmp_path), cell).read()
-    assert result is not None and result["status"] == "done"
+    cell, registry = cell_of(write_suite(), "fedmuscle")
+    result = run(cell, registry, tmp_path)
+    assert result["status"] == "failed"
+    error = result["error"]
+    assert (error["user"], error["kind"]) == ("user2", "diverged")
+    assert error["message"] == "the validation score is nan in round 1"
+
+
+def test_a_loss_that_is_no_number_is_a_failure_of_its_user(write_suite: WriteSuite, tmp_path: Path) -> None:
+    path = write_suite(("fit = 2e-3", "fit = 1e30"))
+    done = fedbench(
+        "run", path, "--jobs", 1, "--device", "cpu", "--results", tmp_path, "--seeds", 0, "--method", "local"
+    )
+    assert done.code == 1 and re.search(r"local seed 0: FAILED: user1: the loss is (nan|inf) in round 1", done.err)
+
+
+def test_a_user_that_diverges_is_left_out_where_the_protocol_says_skip(
+    write_suite: WriteSuite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Accuracy, "__call__", lambda self, scores, targets: float("nan"))
+    cell, registry = cell_of(write_suite(("[protocol]", '[protocol]\non_failure = "skip"\nquorum = 1')), "local")
+    result = run(cell, registry, tmp_path)
+    assert result["status"] == "done"
     assert [row["test"] is None for row in result["users"]] == [False, True, True]
-    assert "local" in done.out
+    assert [fault["user"] for fault in result["faults"]] == ["user2", "user3"]
 
 
-# -- failures
+def test_a_message_size_out_of_range_is_a_failure_of_its_method(write_suite: WriteSuite, tmp_path: Path) -> None:
+    text = BAD_METHOD.replace("BODY", "self.ask('fit')") + "\nBad.paper_bytes = lambda self, protocol, users: 10**400\n"
+    cell, registry = cell_of(write_suite(), "bad", plugins=[plugin(tmp_path, text)])
+    error = run(cell, registry, tmp_path)["error"]
+    assert (
+        "paper_bytes is 1000" in error["message"] and "below 2^63" in error["message"] and len(error["message"]) < 200
+    )
 
 
 def test_a_failure_names_the_user_and_keeps_the_remote_trace(write_suite: WriteSuite, tmp_path: Path) -> None:
@@ -378,6 +404,8 @@ def test_a_failed_cell_goes_on_from_its_checkpoint_when_asked(write_suite: Write
     [
         ("pass", "never asked for 'fit'"),
         ("self.ask('represent', batch=self.public.draw(1, 4)[0])", "never asked for 'fit'"),
+        ("self.ask('fit', users=[])", "never asked for 'fit' of user1"),
+        ("self.ask('fit', users=self.users[:2])", "never asked for 'fit' of user3"),
         ("self.ask('fit'); self.ask('fit')", "'fit' was asked of user1 twice"),
         ("self.ask('fit'); self.ask('evaluate', split='test')", "'evaluate' belongs to the core"),
         ("self.ask('fit', users=['user9'])", "no such users: user9"),
@@ -543,7 +571,12 @@ def test_the_overwrite_rules(write_suite: WriteSuite, tmp_path: Path) -> None:
     assert chosen("failed") == ["fedmuscle", "simclr", "local-long"]
     assert chosen("always") == ["local", "fedmuscle", "simclr", "local-long"]
     kept = folder_of(store, cells[0])
-    assert kept.state == "missing" and (kept.path / "result.json.old-1").exists()
+    first = kept.read()
+    assert kept.state == "done"  # until its replacement is there
+    jobs = choose(cells[:1], store, "always", Progress())
+    outcome = run_jobs(jobs, {**request(path, store.root, [bad]), "overwrite": "always"}, 1, Progress())
+    assert outcome.failed == [] and (kept.path / "result.json.old-1").exists()
+    assert first is not None and numbers(kept.read() or {}) == numbers(first)
 
 
 def test_a_suite_that_changed_meanwhile_is_refused(write_suite: WriteSuite, tmp_path: Path) -> None:
