@@ -89,6 +89,7 @@ def _machine() -> dict[str, Any]:
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _lines_after("model name", Path("/proc/cpuinfo")) or platform.processor() or None,
+        "vectors": _vectors(),
         "cores": cores,
         "memory_gb": memory,
         "gpus": [
@@ -97,6 +98,12 @@ def _machine() -> dict[str, Any]:
             if (model := _lines_after("Model", file))
         ],
     }
+
+
+def _vectors() -> str | None:
+    """The widest vector instructions, which decide how sums are rounded, and so what a cell computes."""
+    flags = (_lines_after("flags", Path("/proc/cpuinfo")) or "").split()
+    return next((kind for kind in ("amx_tile", "avx512f", "avx2") if kind in flags), None)
 
 
 def _lines_after(label: str, file: Path) -> str | None:
