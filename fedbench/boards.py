@@ -15,7 +15,7 @@ from fedbench.errors import UserError
 from fedbench.leaderboard import Board, board
 from fedbench.report import curves as plot_curves
 from fedbench.report import render
-from fedbench.results import Damaged, Result
+from fedbench.results import Damaged, Result, safe
 from fedbench.store import Store, reference_results
 from fedbench.store import promote as promote_results
 from fedbench.suite import Suite, load
@@ -177,7 +177,7 @@ def promote_suite(suite: str, scale: str, *, results: Path | None, target: Path 
     if not keys:
         raise UserError(
             "there is no finished cell of this suite as it stands",
-            where=str(store.root / loaded.name / loaded.scale),
+            where=str(store.root / safe(loaded.name) / safe(loaded.scale)),
             expected=f"fedbench run {suite}",
         )
     done = promote_results(store, target or _reference_root(loaded), keys, supersede=supersede)
@@ -198,7 +198,7 @@ def _find(suite: Suite, asked: str, results: Path | None, reference: bool) -> tu
             raise UserError(
                 f"there are no results of {suite.name} at scale {suite.scale}", where=str(root), expected="fedbench run"
             )
-    folder = _reference_root(suite) / suite.name / suite.scale
+    folder = _reference_root(suite) / safe(suite.name) / safe(suite.scale)
     found = reference_results(folder)
     if not found:
         raise UserError(

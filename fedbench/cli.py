@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import Any
 
 import click
 
-from fedbench.errors import UserError
+from fedbench.errors import UserError, one_line
 from fedbench.interfaces import KINDS
 from fedbench.version import __version__
 
@@ -158,8 +161,15 @@ def clean(**given: Any) -> None:
 
 def main() -> None:
     """Entry point: a mistake of the user is one line and exit code 2, Ctrl-C is 130."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - closed by whoever started this
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Δ gets a question mark, not a traceback
     try:
         code = cli(prog_name="fedbench", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = error.exit_code
@@ -177,10 +187,22 @@ def main() -> None:
         # The reader (head, less) has gone, and nothing is left to say to it.
         sys.stderr.close()
         code = 1
+    except OSError as error:  # a path that no file can have, a folder that may not be read, a disk that is full
+        _complain(f"{error.filename or 'output'}: {error.strerror or error}")
+        code = 2
+        _forget_output()
+    except MemoryError:
+        _complain("there is not enough memory for this")
+        code = 2
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _complain(message: str) -> None:
-    """One line, whatever a plugin's exception or a file's text put into it."""
-    line = "".join(character if character.isprintable() else " " for character in " ".join(message.split()))
-    click.echo(f"Error: {line}", err=True)
+    with contextlib.suppress(OSError):
+        click.echo(f"Error: {one_line(message, 1000)}", err=True)
+
+
+def _forget_output() -> None:
+    """Let the interpreter not try again at its end to write what cannot be written."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedbench.errors import StorageError, UserError
+from fedbench.suite_parts import SEEDS_BELOW
 
 if TYPE_CHECKING:
+    from fedbench.interfaces import World
     from fedbench.registry import Registry
     from fedbench.specs import MethodSpec
     from fedbench.suite import Suite
@@ -41,6 +43,13 @@ def validate_suite(suite: str, scale: str, overrides: Sequence[str], plugins: Se
     if not loaded.planned:  # what a planned scale names need not exist yet
         for index, spec in enumerate(loaded.methods):
             check_method(loaded, registry, spec, loaded.where(f"methods[{index}]"))
+        world = registry.create("data", loaded.data_name, loaded.data_options, loaded.where("data"))
+        try:
+            world.verify()
+        except UserError as error:  # a suite can be checked where its data is not installed
+            click.echo(f"The users' data is not checked: {error}", err=True)
+        else:
+            check_users(loaded, registry, world, loaded.seeds[0], most=1)
     cells = len(loaded.methods) * len(loaded.seeds)
     click.echo(
         f"{loaded.name} at scale {loaded.scale} is valid: {len(loaded.users)} users, "
@@ -148,8 +157,12 @@ def parse_seeds(text: str | None) -> list[int] | None:
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts) or len(set(map(int, parts))) != len(parts):
-        raise UserError(f"these are no seeds: '{text}'", where="--seeds", expected="different whole numbers, as 0,1,2")
+    # isdecimal: int() takes signs, underscores and blanks besides; the length keeps it from numbers of megabytes.
+    if not all(part.isdecimal() and len(part) < 20 and int(part) < SEEDS_BELOW for part in parts) or len(
+        set(map(int, parts))
+    ) != len(parts):
+        expected = "different whole numbers below 2^32, as 0,1,2"
+        raise UserError(f"these are no seeds: '{text}'", where="--seeds", expected=expected)
     return [int(part) for part in parts]
 
 
@@ -159,19 +172,27 @@ def preflight(suite: Suite, registry: Registry, seed: int) -> None:
     Raises:
         UserError: something is missing or altered; the message names the command that helps.
     """
-    from fedbench.registry import placed
-
     world = registry.create("data", suite.data_name, suite.data_options, suite.where("data"))
     world.verify()
     for name in dict.fromkeys(user.model for user in suite.users):
         registry.resolve("model", name).verify()
+    check_users(suite, registry, world, seed)
+
+
+def check_users(suite: Suite, registry: Registry, world: World, seed: int, most: int | None = None) -> None:
+    """Build every user's model and begin its private data, of at most so many items, to see that options fit.
+
+    Raises:
+        UserError: an option is refused; its place is named.
+    """
+    from fedbench.registry import placed
+
     for index, user in enumerate(suite.users):
         at = f"user[{index}]"
         registry.create("model", user.model, user.model_options, f"{suite.where(f'{at}.model')}, {user.name}")
+        size = user.train if most is None else min(user.train, most)
         try:
-            world.train(
-                user.task, size=user.train, seed=seed, user=user.name, views=suite.train_views, **dict(user.data)
-            )
+            world.train(user.task, size=size, seed=seed, user=user.name, views=suite.train_views, **dict(user.data))
         except UserError as error:
             raise placed(error, f"{suite.where(f'{at}.data')}, {user.name}") from None
 
@@ -242,8 +263,13 @@ def clean_up(*, results: Path | None, everything: bool, yes: bool) -> None:
     if everything:
         found += [path for ending in ("npy", "json", "lock") for path in default_folder().glob(f"*.{ending}")]
     size = sum(path.stat().st_size for path in found)
-    if yes:
-        for path in found:
+    left = []
+    for path in found if yes else ():
+        try:
             path.unlink(missing_ok=True)
+        except OSError as error:
+            left.append(f"{path} stays: {error.strerror}")
     verb = "removed" if yes else "would remove (say --yes to do it)"
-    click.echo(f"{verb}: {len(found)} files, {size / 1e6:.1f} MB")
+    click.echo(f"{verb}: {len(found) - len(left)} files, {size / 1e6:.1f} MB")
+    if left:
+        raise UserError("; ".join(left), expected="remove it by hand")

@@ -19,7 +19,7 @@ import pluggy
 
 from fedbench import hookspecs
 from fedbench.errors import UserError, unknown
-from fedbench.registry import Entry, Failure, Registry, Source
+from fedbench.registry import Entry, Failure, Registry, Source, apart
 
 BUILT_INS = ("fedbench_plugins", "fedbench_baselines")
 GROUP = "fedbench"
@@ -58,7 +58,7 @@ def discover(files: Sequence[Path] = (), *, strict: bool = False) -> Registry:
         version = point.dist.version if point.dist else ""
         source = Source(point.dist.name if point.dist else point.name, "package", version)
         _take(registry, source, point.load, fatal=strict)
-    for path in dict.fromkeys(Path(file).resolve() for file in files):
+    for path in dict.fromkeys(map(_resolved, files)):
         source = Source(path.stem, "file", path=_short(path))
         _take(registry, source, lambda path=path: load_file(path), fatal=True)  # type: ignore[misc]
     return registry
@@ -83,7 +83,10 @@ def load_file(path: Path) -> ModuleType:
     """Import a single-file plugin under a name of its own, made from its stem and content."""
     if not path.is_file():
         raise UserError("there is no such plugin file", where=_short(path), expected="a Python file")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    except OSError as error:
+        raise UserError(f"the plugin file cannot be read: {error.strerror}", where=_short(path)) from None
     name = f"fedbench_external_{''.join(c if c.isalnum() else '_' for c in path.stem)}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
@@ -102,8 +105,11 @@ def load_file(path: Path) -> ModuleType:
 
 def _take(registry: Registry, source: Source, load_plugin: Callable[[], Any], *, fatal: bool) -> None:
     try:
-        _register(registry, source, load_plugin())
-    except (Exception, SystemExit) as error:  # a plugin that exits at import is as broken as one that raises
+        with apart():
+            _register(registry, source, load_plugin())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin that exits at import is as broken as one that raises
         if fatal:
             if isinstance(error, UserError):
                 raise
@@ -137,10 +143,19 @@ def _register(registry: Registry, source: Source, plugin: Any) -> None:
 
 
 def _cause(error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg} (line {error.lineno} of {Path(error.filename).name})"
     frames = traceback.extract_tb(error.__traceback__)
     last = next((frame for frame in reversed(frames) if "importlib" not in frame.filename), None)
     place = f" (line {last.lineno} of {Path(last.filename).name})" if last else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+
+
+def _resolved(file: Path) -> Path:
+    try:
+        return Path(file).resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, a loop of links
+        raise UserError(f"this is no path of a file: {error}", where=str(file), expected="a Python file") from None
 
 
 def _short(path: Path) -> str:

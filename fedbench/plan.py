@@ -16,6 +16,7 @@ from fedbench.options import check_options, read_options
 from fedbench.registry import Registry, placed
 from fedbench.specs import MethodSpec, parse_method
 from fedbench.suite import Suite, check_names
+from fedbench.toml_lines import show
 from fedbench.version import PROTOCOL
 
 _TRAIN_ARGUMENTS = frozenset({"self", "task", "size", "seed", "user", "views"})
@@ -71,6 +72,8 @@ def validate(suite: Suite, registry: Registry) -> None:
     registry.check_options("data", suite.data_name, suite.data_options, suite.where("data"))
     world = registry.resolve("data", suite.data_name)
     known = {name: option for name, option in read_options(world.train).items() if name not in _TRAIN_ARGUMENTS}
+    for label in suite.method_options:
+        check_method(suite, registry, parse_method(label), suite.where(show(("method", label))))
     for index, user in enumerate(suite.users):
         where = suite.where(f"user[{index}].data")
         check_options(f"data '{suite.data_name}' for a user", known, user.data, where)
@@ -163,13 +166,22 @@ def resolve_method(
 def usual_options(suite: Suite, registry: Registry, spec: MethodSpec) -> dict[str, Any]:
     """What a row's options are where it gives none: the method's defaults, then the suite's `[method.NAME]`, then its
     tables of the rows that this one is among, `[method."NAME:loss=gramian"]`."""
-    usual = {**registry.declared("method", spec.name).defaults, **suite.method_options.get(spec.name, {})}
-    row = {**usual, **spec.options}
+    usual = dict(registry.declared("method", spec.name).defaults)
+    for _, table in _tables(suite, registry, spec):
+        usual.update(table)
+    return usual
+
+
+def _tables(suite: Suite, registry: Registry, spec: MethodSpec) -> list[tuple[str, Mapping[str, Any]]]:
+    """The tables that hold for a row, with their labels: its method's, then those of the rows that it is among."""
+    of_method = suite.method_options.get(spec.name, {})
+    row = {**registry.declared("method", spec.name).defaults, **of_method, **spec.options}
+    found = [(spec.name, of_method)] if of_method else []
     for label, table in suite.method_options.items():
         rows = parse_method(label)
         if rows.options and rows.name == spec.name and rows.options.items() <= row.items():
-            usual.update(table)
-    return usual
+            found.append((label, table))
+    return found
 
 
 def _differing(given: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,9 +213,32 @@ def check_method(suite: Suite, registry: Registry, spec: MethodSpec, where: str 
                 where=where,
                 expected="its default must be written as a string in the constructor",
             )
+    tables = [("method", label) for label, _ in _tables(suite, registry, spec)]
     for part in parts.values():
-        registry.create(part.kind, part.name, part.options, where)
-    registry.create("method", spec.name, plain, where)
+        own = [name.partition(".")[2] for name in spec.options if name.startswith(f"{part.kind}.")]
+        _try(suite, registry, part, own, [(part.kind, part.name)], where)
+    _try(suite, registry, Part("method", spec.name, plain), list(spec.options), tables, where)
+
+
+def _try(
+    suite: Suite,
+    registry: Registry,
+    part: Part,
+    own: Sequence[str],
+    tables: Sequence[tuple[str, str]],
+    where: str | None,
+) -> None:
+    """Build a part once; what its constructor refuses is an error at the row, or at the key of a table that said it."""
+    place = where or "options"
+    try:
+        registry.create(part.kind, part.name, part.options, place)
+    except UserError as error:
+        written = suite.method_options if part.kind == "method" else suite.loss_options
+        keys = [(*table, key) for table in tables for key in written.get(table[1], {}) if key not in own]
+        named = [key for key in keys if f"'{key[2]}'" in error.what or f" {key[2]} " in f" {error.what} "]
+        blamed = suite.where(show(named[0])) if named else suite.where(show(keys[0][:2])) if keys and not own else place
+        at = f"{blamed}{(error.where or place).removeprefix(place)}"
+        raise UserError(error.what, where=at, expected=error.expected) from None
 
 
 def protocol_identity(suite: Suite, registry: Registry, device: str) -> dict[str, Any]:

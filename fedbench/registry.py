@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +54,13 @@ def placed(error: UserError, where: str) -> UserError:
     return UserError(error.what, where=f"{where}: {error.where}" if error.where else where, expected=error.expected)
 
 
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """What a plugin prints while it is loaded or built goes to standard error: standard output is the board's."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
 @dataclass
 class Registry:
     """Names to plugins. Filled by `discovery.discover`; afterwards it only answers."""
@@ -66,6 +75,12 @@ class Registry:
         """Take one entry; a name that is taken is an error which names both sources."""
         if not isinstance(entry.name, str) or not entry.name:
             raise UserError(f"a {entry.kind} needs a name", where=str(entry.source), expected="a non-empty string")
+        if not (callable(entry.target) or isinstance(entry.target, str)):
+            raise UserError(
+                f"the {entry.kind} '{entry.name}' is registered as {entry.target!r:.80}",
+                where=str(entry.source),
+                expected='a class, or its place as "module:attribute"',
+            )
         taken = self.entries.get((entry.kind, entry.name))
         if taken is not None:
             raise UserError(
@@ -103,7 +118,11 @@ class Registry:
             return entry.target
         module, _, attribute = entry.target.partition(":")
         try:
-            return getattr(importlib.import_module(module), attribute)
+            with apart():
+                found = getattr(importlib.import_module(module), attribute)
+            if not callable(found):
+                raise TypeError(f"it is {found!r:.80}, no class")
+            return found
         except UserError:
             raise
         except Exception as error:
@@ -125,6 +144,12 @@ class Registry:
         options = dict(options or {})
         self.check_options(kind, name, options, where)
         build = self.resolve(kind, name)
+        with apart():
+            return self._build(build, kind, name, options, where)
+
+    def _build(
+        self, build: Callable[..., Any], kind: str, name: str, options: Mapping[str, Any], where: str | None
+    ) -> Any:
         if where is None:
             return build(**options)
         try:

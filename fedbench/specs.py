@@ -1,4 +1,4 @@
-"""How a method and its options are written on one line: `fedmuscle:loss=muscle,loss.tau=0.1`."""
+"""How a method and its options are written on one line: `fedmuscle:loss=muscle,loss.tau=0.3`."""
 
 from __future__ import annotations
 

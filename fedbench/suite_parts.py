@@ -11,7 +11,7 @@ from fedbench.errors import UserError, unknown
 from fedbench.interfaces import Protocol, UserSpec
 from fedbench.specs import MethodSpec, parse_method
 from fedbench.suite_source import BASE_SCALE, PROTOCOL_KEYS, Document
-from fedbench.suite_table import Table, finite, shown
+from fedbench.suite_table import MOST, Table, finite, shown
 
 SECTIONS = (
     "name",
@@ -38,9 +38,11 @@ PLAIN_WORD_EXPECTED = "lower-case letters, digits and '-'"
 LOCAL = MethodSpec("local")
 """The method that every suite has: Δ% is measured against it."""
 
+SEEDS_BELOW = 2**32
 _USER_KEYS = ("name", "kind", "task", "model", "train", "rates", "data")
 _USER_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 _LEAST = {"batch": 2}
+_MOST = {"threads": 1024, "dimension": 65536}
 _CHOICES = {
     "head": ("features", "embedding"),
     "projection": ("linear", "mlp"),
@@ -86,7 +88,9 @@ def protocol_of(root: Table) -> Protocol:
     values: dict[str, Any] = {}
     for item in fields(Protocol):
         if isinstance(item.default, int):
-            values[item.name] = table.whole(item.name, least=_LEAST.get(item.name, 1), default=item.default)
+            values[item.name] = table.whole(
+                item.name, least=_LEAST.get(item.name, 1), most=_MOST.get(item.name, MOST), default=item.default
+            )
         elif isinstance(item.default, float):
             values[item.name] = table.number(item.name, positive=False, default=item.default)
         else:
@@ -155,8 +159,8 @@ def seeds_of(root: Table) -> tuple[int, ...]:
     if not seeds:
         raise UserError("the suite has no seeds", where=root.where("seeds"), expected="e.g. seeds = [0, 1, 2]")
     for index, seed in enumerate(seeds):
-        if seed < 0:
-            raise root.wrong("seeds", "seeds of at least 0", index)
+        if not 0 <= seed < SEEDS_BELOW:
+            raise root.wrong("seeds", "seeds of at least 0, below 2^32", index)
         if seed in seeds[:index]:
             raise UserError(f"the seed {seed} stands twice", where=root.where("seeds", index))
     return tuple(seeds)
@@ -205,10 +209,12 @@ def options_of(root: Table, key: str) -> dict[str, dict[str, Any]]:
     options: dict[str, dict[str, Any]] = {}
     for name in tables.values:
         table = tables.table(name)
-        if key == "method":
-            parse_method(name, where=table.where())
+        said = parse_method(name, where=table.where()).options if key == "method" else {}
         options[name] = table.options()
         for option in options[name]:
+            if option in said:
+                what = f"{table.label(option)} stands in the table's own name already"
+                raise UserError(what, where=table.where(option), expected="what the rows of that name have besides")
             if "." in option:
                 what = f"{table.label(option)} is no option"
                 raise UserError(what, where=table.where(option), expected="options of a loss stand in [loss.NAME]")

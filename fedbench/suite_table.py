@@ -26,6 +26,9 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+MOST = 10_000_000
+
+
 class Table:
     """One table of a suite.
 
@@ -78,11 +81,14 @@ class Table:
         """The table that is an element of the list at `key`."""
         return Table(self._document, (*self._key, key, index), label=label, title=title)
 
-    def whole(self, key: str, *, least: int, default: Any = _REQUIRED) -> int:
-        """A whole number of at least `least`."""
-        value = self._get(key, f"a whole number, at least {least}", default)
+    def whole(self, key: str, *, least: int, most: int = MOST, default: Any = _REQUIRED) -> int:
+        """A whole number of at least `least`, and no more than any machine could hold of it."""
+        expected = f"a whole number, at least {least}"
+        value = self._get(key, expected, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.wrong(key, f"a whole number, at least {least}")
+            raise self.wrong(key, expected)
+        if value > most:
+            raise self.wrong(key, f"{expected} and at most {most}")
         return value
 
     def number(self, key: str, *, positive: bool, default: Any = _REQUIRED) -> float:

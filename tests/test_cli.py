@@ -6,7 +6,9 @@ import csv
 import fcntl
 import io
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -364,6 +366,44 @@ def test_formats(made_up: Path) -> None:
     assert shown("markdown").out.startswith("## tiny") and "| better | +15.00 |" in shown("markdown").out
     assert r"\begin{tabular}" in shown("latex").out and "better" in shown("latex").out
     assert all(not shown(form).err for form in ("table", "markdown", "latex"))
+
+
+def test_what_a_plugin_prints_goes_to_standard_error(empty: Path) -> None:
+    loud = COSINE.replace("import torch, fedbench", "import torch, fedbench; print('loud import')").replace(
+        'register("cosine"', 'print("loud hook"); register("cosine"'
+    )
+    (empty / "loud.py").write_text(loud)
+    done = fedbench("list", "loss", "--plugin", "loud.py")
+    assert done.code == 0 and "cosine" in done.out and "loud" not in done.out.replace("loud.py", "")
+    assert "loud import" in done.err and "loud hook" in done.err
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code"), [(">&-", 0), ("> /dev/full", 2), (">&- 2>&-", 0), ("| head -c 1 > /dev/null", 0)]
+)
+def test_an_output_that_takes_nothing_costs_no_traceback(made_up: Path, redirection: str, code: int) -> None:
+    """Through a shell, since it is the process's own standard output."""
+    for command in ("leaderboard runs/tiny/mini", "leaderboard runs/tiny/mini --format json", "list", "--help"):
+        text = f"{sys.executable} -m fedbench {command} {redirection}"
+        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True)
+        assert "Traceback" not in done.stderr and done.returncode == code, (command, done)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_terminal_without_greek_gets_its_board(made_up: Path, encoding: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "fedbench", "leaderboard", "runs/tiny/mini"]
+    done = subprocess.run(command, capture_output=True, env=environment)
+    assert done.returncode == 0 and done.stderr == b"" and b"better" in done.stdout
+
+
+def test_clean_names_what_it_cannot_remove(workplace: Path) -> None:
+    cell = results_of(workplace, "local")[0].parent
+    (cell / "result.json.old-1").mkdir()
+    (cell / "result.json.old-2").write_text("old")
+    done = fedbench("clean", "--yes")
+    assert done.code == 2 and "result.json.old-1 stays: Is a directory" in errors(done)
+    assert not (cell / "result.json.old-2").exists()
 
 
 def test_machine_formats_print_nothing_else_on_standard_output(made_up: Path) -> None:

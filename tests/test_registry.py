@@ -112,9 +112,9 @@ def test_a_broken_package_stays_visible_and_breaks_nothing(monkeypatch: pytest.M
 
 def test_a_half_registered_plugin_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry()
-    registry.add(Entry("loss", "taken", object(), Source("first", "package", "1.0")))
+    registry.add(Entry("loss", "taken", object, Source("first", "package", "1.0")))
     with pytest.raises(UserError, match=r"second.*already registered by first 1\.0"):
-        registry.add(Entry("loss", "taken", object(), Source("second", "file", path="second.py")))
+        registry.add(Entry("loss", "taken", object, Source("second", "file", path="second.py")))
 
 
 def test_built_ins_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ CASES = {
     "seeds": ("seeds = [0, 1]", "seeds = 3", "s.toml:4: seeds is 3 (a list of whole numbers)"),
     "no seeds": ("seeds = [0, 1]", "seeds = []", "s.toml:4: the suite has no seeds"),
     "seeds missing": ("seeds = [0, 1]", "", "s.toml: seeds is missing (a list of whole numbers)"),
-    "negative seed": ("seeds = [0, 1]", "seeds = [0, -1]", "seeds[1] is -1 (seeds of at least 0)"),
+    "negative seed": ("seeds = [0, 1]", "seeds = [0, -1]", "seeds[1] is -1 (seeds of at least 0, below 2^32)"),
     "double seed": ("seeds = [0, 1]", "seeds = [1, 1]", "the seed 1 stands twice"),
     "seed bool": ("seeds = [0, 1]", "seeds = [true]", "seeds[0] is true (a list of whole numbers)"),
     "method form": ('"local-long",', '"local-long:",', "s.toml:8: 'local-long:' has no options after the colon"),
