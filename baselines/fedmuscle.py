@@ -28,6 +28,7 @@ from torch import Tensor
 from fedbench.interfaces import Protocol
 from fedbench.method import Method, ServerProgram
 from fedbench.options import positive
+from fedbench.ranges import ALIGNMENT_RATE, Ranges
 from fedbench.seeds import torch_generator
 from fedbench.user import UserProgram, verb
 
@@ -142,6 +143,7 @@ class FedMuscle(Method):
     """
 
     revision: ClassVar[int] = 1
+    tunable: ClassVar[Ranges] = {"rate": ALIGNMENT_RATE}
     User = AligningUser
     Server = MuscleServer
 

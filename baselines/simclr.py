@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedbench.method import Method, ServerProgram
 from fedbench.options import positive
+from fedbench.ranges import ALIGNMENT_RATE, Ranges
 from fedbench.seeds import torch_generator
 from fedbench.user import UserProgram, verb
 from fedbench_plugins.losses.nt_xent import NTXent
@@ -93,6 +94,7 @@ class SimCLR(Method):
     """
 
     revision: ClassVar[int] = 1
+    tunable: ClassVar[Ranges] = {"rate": ALIGNMENT_RATE}
     User = ContrastingUser
     Server = SimCLRServer
 

@@ -14,7 +14,7 @@ import click
 from fedbench.errors import UserError
 from fedbench.leaderboard import Board, board
 from fedbench.report import curves as plot_curves
-from fedbench.report import render
+from fedbench.report import label_of, render
 from fedbench.results import Damaged, Result, safe
 from fedbench.store import Store, reference_results
 from fedbench.store import promote as promote_results
@@ -23,6 +23,7 @@ from fedbench.suite import Suite, load
 if TYPE_CHECKING:
     from fedbench.plan import Cell
     from fedbench.registry import Registry
+    from fedbench.specs import MethodSpec
 
 RUNS, REFERENCE = Path("runs"), Path("results")
 
@@ -34,7 +35,7 @@ def planned_board(suite: Suite, results: Iterable[Result | Damaged], cells: Sequ
     versions: dict[str, str] = {}
     for cell in cells:
         versions.update(cell.versions)
-    return board(
+    shown = board(
         results,
         [(spec.name, spec.options) for spec in rows],
         seeds,
@@ -42,6 +43,10 @@ def planned_board(suite: Suite, results: Iterable[Result | Damaged], cells: Sequ
         versions=versions,
         reference=("local", {}),
     )
+    tuned = _labels(suite, [spec for spec in suite.methods if spec.label in suite.tuning])
+    for row in shown.rows:
+        row.settings = "tuned" if label_of(row) in tuned else "defaults"
+    return shown
 
 
 def suite_board(suite: Suite, results: Iterable[Result | Damaged]) -> tuple[Board, bool]:
@@ -117,7 +122,7 @@ def print_board(
         shown,
         form,
         title=f"{shown.suite or suite_name} · {shown.scale or scale} · {source}",
-        controls=_shown_controls(suite) if suite else set(),
+        controls=_labels(suite, suite.controls) if suite else set(),
         published=published,
         facts=facts,
         width=shutil.get_terminal_size((100, 24)).columns if terminal else 100,
@@ -148,14 +153,14 @@ def published_rows(suite: Suite) -> dict[str, dict[str, Any]]:
     return {name: dict(zip(columns, row, strict=True)) for name, row in suite.reference["rows"].items()}
 
 
-def _shown_controls(suite: Suite) -> set[str]:
-    """Labels of the control rows, as rows show them."""
+def _labels(suite: Suite, specs: Sequence[MethodSpec]) -> set[str]:
+    """Labels of rows that a suite names, as the rows show them."""
     from fedbench.plan import resolve_method
 
     try:
-        return {resolve_method(suite, _registry(suite), spec)[2].label for spec in suite.controls}
+        return {resolve_method(suite, _registry(suite), spec)[2].label for spec in specs}
     except UserError:
-        return {spec.label for spec in suite.controls}
+        return {spec.label for spec in specs}
 
 
 def _registry(suite: Suite) -> Registry:

@@ -33,12 +33,14 @@ class Row:
         bytes_up: encoded bytes, as is bytes_down; tensor_up and tensor_down are the tensors' alone.
         bytes_paper: what the method's paper would send, where the method says so.
         seconds: wall time of a cell, mean over seeds.
-        rank: 1 for the best of the complete rows, None for the others.
+        rank: 1 for the best of the complete rows, None for the others and for references.
         seeds_compared: the seeds over which Δ% is the mean.
         cause: why the row is incomplete or has no Δ%.
         geometric_mean: geometric mean over users of the ratio to local training, 1 for local itself.
         users_touched: how many users the method trains otherwise than with local training.
         mean_rank: mean rank over users and seeds among the methods that have that seed.
+        reference: whether it is no federated method but shows what could be had, so it has no rank.
+        settings: `tuned` or `defaults`, as the suite says; None where no suite was asked.
     """
 
     method: str
@@ -63,6 +65,8 @@ class Row:
     geometric_mean: float | None = None
     mean_rank: float | None = None
     users_touched: int | None = None
+    reference: bool = False
+    settings: str | None = None
     tensor_up: float | None = None
     tensor_down: float | None = None
 
@@ -139,7 +143,7 @@ def board(
     for row, rank in zip(rows, delta.mean_ranks(scores), strict=True):
         row.mean_rank = rank
     rows.sort(key=_order)
-    for number, row in enumerate((row for row in rows if _ranked(row)), 1):
+    for number, row in enumerate((row for row in rows if _complete(row) and not row.reference), 1):
         row.rank = number
     if base is None and rows:
         more.append("there is no local training to compare with: no row has a Δ%")
@@ -216,6 +220,7 @@ def _row(one: Chosen, local: Mapping[int, Result], seeds: Sequence[int]) -> Row:
         cause=_condense(causes),
         geometric_mean=gain.geometric_mean,
         users_touched=next((len(result["touched"]) for result in done.values() if "touched" in result), None),
+        reference=any(result.get("reference", False) for result in done.values()),
         tensor_up=_mean(done, "bytes", "tensor_up"),
         tensor_down=_mean(done, "bytes", "tensor_down"),
     )
@@ -282,12 +287,12 @@ def _mean(done: Mapping[int, Result], table: str, name: str) -> float | None:
     return delta.average(result[table].get(name) for result in done.values())
 
 
-def _ranked(row: Row) -> bool:
+def _complete(row: Row) -> bool:
     return row.status == "done" and row.delta_mean is not None
 
 
 def _order(row: Row) -> tuple[bool, bool, float, str]:
-    return not _ranked(row), row.delta_mean is None, -(row.delta_mean or 0.0), slug(row.method, row.options)
+    return not _complete(row), row.delta_mean is None, -(row.delta_mean or 0.0), slug(row.method, row.options)
 
 
 def _condense(causes: Mapping[int, str]) -> str | None:

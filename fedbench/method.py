@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedbench.interfaces import Protocol, UserSpec
+from fedbench.ranges import Ranges
 from fedbench.seeds import torch_generator
 
 if TYPE_CHECKING:
@@ -160,6 +161,12 @@ class Method:
     """
 
     revision: ClassVar[int]
+    tunable: ClassVar[Ranges] = {}
+    """What `fedbench tune` may vary: ranges of options by name; empty where there is nothing to tune."""
+    reference: ClassVar[bool] = False
+    """Whether this is no federated method but shows what could be had; the board gives it no rank."""
+    trains_heads: ClassVar[bool] = False
+    """Whether verbs other than `fit` change users' heads, as distillation through them does; else they may not."""
     User: ClassVar[type[UserProgram]]
     Server: ClassVar[type[ServerProgram]]
 

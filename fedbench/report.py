@@ -22,9 +22,14 @@ Published = Mapping[str, Mapping[str, Any]]
 LEGEND = (
     "Δ%: mean over users of the relative gain over the same user's local training of the same seed; "
     "±: 95 % Student-t interval over seeds; harmed: users below their local training; "
+    "geo. mean: geometric mean over users of the ratio to local training; mean rank: over users and seeds; "
+    "touched: users that train otherwise than alone; settings: tuned on validation, or the paper's defaults; "
     "up, down: encoded bytes a round, all users."
 )
 PUBLISHED = "published (other data, for orientation)"
+SIDE_COLUMNS = ("geo. mean", "mean rank", "touched", "settings")
+"""What stands beside Δ%, which weak baselines dominate."""
+CONTROL_MARK, REFERENCE_MARK = "†", "‡"
 
 
 @dataclass(frozen=True)
@@ -45,21 +50,25 @@ class Page:
         return [row for row in self.board.rows if row.status != NOT_APPLICABLE]
 
     def name(self, row: Row) -> str:
-        """How a row is named; a dagger marks a control."""
+        """How a row is named; a dagger marks a control, a double one a reference."""
         label = label_of(row)
-        return f"{label} †" if row.method in self.controls or label in self.controls else label
+        if row.reference:
+            return f"{label} {REFERENCE_MARK}"
+        return f"{label} {CONTROL_MARK}" if row.method in self.controls or label in self.controls else label
 
-    def marks_controls(self) -> bool:
-        """Whether any row is a control."""
-        return any(self.name(row).endswith("†") for row in self.rows)
+    def marks(self, mark: str) -> bool:
+        """Whether any row's name ends in the mark."""
+        return any(self.name(row).endswith(mark) for row in self.rows)
 
     def notes(self, *, paths: bool = False) -> list[str]:
         """What must be read with the numbers, one line each; paths of this machine only where asked for."""
         lines = [f"{label_of(row)}: {row.cause}" for row in self.board.rows if row.cause]
         lines += self.board.notes
         lines += [f"damaged file: {entry.path}: {entry.why}" for entry in self.board.damaged] if paths else []
-        if self.marks_controls():
-            lines.append("†: a control, no method: what it gains is no collaboration")
+        if self.marks(CONTROL_MARK):
+            lines.append(f"{CONTROL_MARK}: a control, no method: what it gains is no collaboration")
+        if self.marks(REFERENCE_MARK):
+            lines.append(f"{REFERENCE_MARK}: a reference that pools all data, no federated method")
         return [clean(line) for line in lines]
 
 
@@ -132,6 +141,12 @@ def half_width(row: Row) -> float | None:
     return None if row.delta_high is None or row.delta_mean is None else row.delta_high - row.delta_mean
 
 
+def side_cells(row: Row) -> list[str]:
+    """The cells of `SIDE_COLUMNS`."""
+    touched = "–" if row.users_touched is None else str(row.users_touched)
+    return [fixed(row.geometric_mean, 3), fixed(row.mean_rank, 1), touched, row.settings or "–"]
+
+
 def scores_of(user: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """The scores of a user of a row: one, or one for each of its tasks; none where the row has none."""
     return [] if user is None else list(user.get("parts") or [user])
@@ -182,7 +197,7 @@ def _grid(page: Page, code: Callable[[str], str], line: str) -> tuple[list[str],
     header = ["#", "method", "Δ%", "± 95 %", "seeds"]
     for name, parts in board.users.items():
         header.append(line.join(code(f"{name} {task} {metric}{'' if up else ' ↓'}") for task, metric, up in parts))
-    header += ["harmed", "worst", "up", "down", "seconds"]
+    header += ["harmed", "worst", *SIDE_COLUMNS, "up", "down", "seconds"]
     rows = []
     for row in page.rows:
         state = "" if row.status == "done" else f" {row.status}"
@@ -193,6 +208,7 @@ def _grid(page: Page, code: Callable[[str], str], line: str) -> tuple[list[str],
             texts = [f"{fixed(score['value'])} ({signed(score['delta'], 1)})" for score in scores]
             cells.append(line.join(texts) or "–")
         cells += ["–" if row.users_harmed is None else str(row.users_harmed), signed(row.worst_user_delta, 1)]
+        cells += side_cells(row)
         cells += [size(row.bytes_up), size(row.bytes_down), fixed(row.seconds, 0)]
         rows.append(cells)
     return header, rows
@@ -258,6 +274,8 @@ def _escape_markdown(text: str) -> str:
 
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
+    "‡": r"\textdaggerdbl{}",
+    "×": r"$\times$",
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",

@@ -248,6 +248,7 @@ _RESULT = {
     "seconds": "an object",
     "provenance": "an object",
     "touched": "?a list",
+    "reference": "?true or false",
     "supersedes": "?64 hexadecimal digits",
     "digest": "64 hexadecimal digits",
 }

@@ -103,6 +103,7 @@ class CellRun:
         self.validation: dict[str, float] = {}
         self.started = time.perf_counter()
         self.paper: int | None = None
+        self.reference = False
         self.faults: list[Fault] = []
         self.touched: list[str] = []
 
@@ -132,6 +133,7 @@ class CellRun:
         method: Method = registry.create("method", self.cell.method.name, self.cell.resolved)
         if not isinstance(method, Method):
             raise TypeError(f"the method '{self.cell.method.name}' is a {type(method).__name__}, no fedbench.Method")
+        self.reference = method.reference
         if loss := self.cell.parts.get("loss"):
             method.loss_factory = lambda: registry.create("loss", loss.name, loss.options)
         self.touched = list(method.touches(suite.users))
@@ -248,6 +250,7 @@ class CellRun:
             "error": dict(error) if error else None,
             "users": [self._user_row(spec, exchanges) for spec in self._built()],
             "touched": self.touched,
+            "reference": self.reference,
             "faults": [dataclasses.asdict(fault) for fault in self.faults],
             "rounds": [
                 {name: value for name, value in record.items() if name not in ("users", "verbs")}

@@ -13,7 +13,7 @@ from fedbench.errors import UserError
 
 Value = bool | int | float | str
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]*")
 _OPTION = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
 _PAIR = re.compile(r'\s*([^=,"]*?)\s*=\s*("(?:[^"\\]|\\.)*"|[^,"]*?)\s*(?:,|$)')
 _WHOLE = re.compile(r"[+-]?\d+")

@@ -48,7 +48,7 @@ class Suite:
         users: in the order of the file.
         method_options, loss_options: this suite's option values, by name of the plugin.
         reference: published rows: `source`, `columns`, `rows`; empty where none are written.
-        tuning: how what was tuned, in words.
+        tuning: how what was tuned, in words; a key that is the label of one of the methods says that this row was.
         planned: what this scale still lacks; None for one that can run.
         missing: names unknown to the registry, which only a planned scale may have (see `check_names`).
         written: the tables that can change a number, as merged, before defaults.

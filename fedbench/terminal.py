@@ -39,7 +39,12 @@ def table(page: report.Page) -> str:
     if page.facts:
         console.print(Text(report.facts_line(page.facts), style="dim"))
     chunks = _chunks(page)
-    tables = [_ranking(page), *(_by_user(page, names) for names in chunks), *([_by_task(page)] if chunks[1:] else [])]
+    tables = [
+        _ranking(page),
+        _beside(page),
+        *(_by_user(page, names) for names in chunks),
+        *([_by_task(page)] if chunks[1:] else []),
+    ]
     for grid in tables:
         console.print(grid)
         console.print()
@@ -74,6 +79,15 @@ def _ranking(page: report.Page) -> Table:
         cells += [_text(report.size(row.bytes_paper))] if paper else []
         cells += [_text("–" if row.seconds is None else f"{row.seconds:.0f} s")]
         grid.add_row(*cells)
+    return grid
+
+
+def _beside(page: report.Page) -> Table:
+    """What a mean that weak baselines dominate does not say."""
+    grid = _grid(["method", *report.SIDE_COLUMNS])
+    for row in page.rows:
+        if row.users:
+            grid.add_row(_name(page, row, _NAME_WIDTH), *map(_text, report.side_cells(row)))
     return grid
 
 
@@ -145,14 +159,14 @@ def _delta(value: float | None, digits: int, *, bold: bool = False, width: int =
 
 
 def _name(page: report.Page, row: Row, width: int) -> Text:
-    """The method's name with its options dimmed, broken between options; a control is dimmed as a whole."""
+    """The method's name with its options dimmed, broken between options; a control or reference is all dim."""
     name = report.clean(page.name(row))
     lines = [""]
     for piece in re.findall(r"[^:,]*[:,]?", name):
         if lines[-1] and len(lines[-1]) + len(piece) > width:
             lines.append("  ")
         lines[-1] += piece
-    text = _text("\n".join(lines), "dim" if name.endswith("†") else "")
+    text = _text("\n".join(lines), "dim" if name.endswith((report.CONTROL_MARK, report.REFERENCE_MARK)) else "")
     text.stylize("dim", min(len(row.method), len(name)))
     return text
 

@@ -104,7 +104,8 @@ def test_colour_says_gain_and_harm() -> None:
     text = render(board(entries, seeds=[0]), color=True)
     assert "\x1b[1;32m+10.00\x1b[0m" in text and "\x1b[1;31m-10.00\x1b[0m" in text
     assert "\x1b[32m+10.0\x1b[0m" in text and "\x1b[31m-10.0\x1b[0m" in text
-    assert re.sub(r"\x1b\[[0-9;]*m", "", text) == render(board(entries, seeds=[0]))
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    assert [line.rstrip() for line in plain.splitlines()] == render(board(entries, seeds=[0])).splitlines()
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "latex", "csv", "json"])
@@ -173,9 +174,37 @@ def test_latex_sets_minus_signs_as_such() -> None:
     assert r"$-$10.00" in text and r"36.00 ($-$10.0)" in text and "-10" not in text.replace("$-$10", "")
 
 
+def test_a_reference_has_no_rank_and_says_what_it_is() -> None:
+    entries = [
+        result("local", [40.0, 20.0]),
+        result("pooled", [60.0, 40.0], reference=True, touched=["user1", "user2"]),
+        result("simclr", [44.0, 20.0], touched=["user1"]),
+    ]
+    shown = board(entries, [("local", {}), ("pooled", {}), ("simclr", {})])
+    assert [(row.method, row.rank) for row in shown.rows] == [("pooled", None), ("simclr", 1), ("local", 2)]
+    text = render(shown, width=160)
+    assert "pooled ‡" in text and "‡: a reference that pools all data, no federated method" in text
+    assert "‡" not in render(board(entries[:1]), width=160)
+    assert r"\textdaggerdbl{}" in render(shown, "latex")
+
+
+def test_what_stands_beside_the_mean() -> None:
+    entries = [result("local", [40.0, 20.0]), result("simclr", [80.0, 10.0], touched=["user1"])]
+    shown = board(entries, [("local", {}), ("simclr", {})])
+    shown.rows[0].settings = "tuned"
+    best = json.loads(render(shown, "json"))[0]
+    assert (best["method"], best["settings"], best["users_touched"]) == ("simclr", "tuned", 1)
+    # Twice as good for one and half as good for the other: Δ% says +25, the geometric mean that nothing is gained.
+    assert best["delta_mean"] == 25.0 and best["geometric_mean"] == pytest.approx(1.0) and best["mean_rank"] == 1.5
+    line = next(line for line in render(shown, "markdown").splitlines() if "simclr" in line)
+    assert "| 1.000 | 1.5 | 1 | tuned |" in line
+    table = render(shown, width=100)
+    assert "geo. mean" in table and "settings" in table and "tuned" in table
+
+
 def test_controls_are_marked_and_explained() -> None:
     text = render(full(2), controls={"fedmuscle:loss=muscle,shuffle=true", "local"}, width=160)
-    assert text.count("shuffle=true †") == 2 and text.count("local †") == 2 and "†: a control" in text
+    assert text.count("shuffle=true †") == 3 and text.count("local †") == 3 and "†: a control" in text
     assert "†" not in render(full(2))
 
 

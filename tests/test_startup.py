@@ -36,7 +36,16 @@ def heavy_after(code: str, *arguments: str, cwd: Path) -> str:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["run", "--help"], ["list"], ["list", "loss"], ["plugins"], ["validate", "--help"], ["clean"]],
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["list"],
+        ["list", "loss"],
+        ["plugins"],
+        ["validate", "--help"],
+        ["check", "--help"],
+        ["clean"],
+    ],
     ids=" ".join,
 )
 def test_commands_that_compute_nothing_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
