@@ -60,6 +60,24 @@ def run(suite: str, scale: str, **given: Any) -> None:
 
 
 @cli.command()
+@_SUITE
+@_SCALE
+@click.option("--method", required=True, metavar="NAME[:k=v,…]", help="What to tune; options given stay as given.")
+@click.option("--trials", default=8, show_default=True, type=click.IntRange(1), help="Trials, the defaults among them.")
+@click.option("--seed", default=100, show_default=True, type=click.IntRange(0), help="A seed that no board uses.")
+@_PLUGIN
+@click.option("--jobs", type=click.IntRange(1), help="Cells at a time.  [default: the cores it may use]")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:i.")
+@click.option("--results", type=click.Path(path_type=Path), help="Folder of the trials.  [default: runs/tuning]")
+@_SET
+def tune(suite: str, scale: str, **given: Any) -> None:
+    """Search a method's declared ranges at random, scored on validation of one seed that the board doesn't use."""
+    from fedbench.tuning import tune as run
+
+    sys.exit(run(suite, scale, **given))
+
+
+@cli.command()
 @click.argument("suite_or_folder", metavar="SUITE_OR_DIR")
 @_SCALE
 @_RESULTS
@@ -105,6 +123,28 @@ def validate(suite: str, scale: str, overrides: Sequence[str], plugins: Sequence
     from fedbench.commands import validate_suite
 
     validate_suite(suite, scale, overrides, plugins, strict)
+
+
+@cli.command("check")
+@click.argument("target", metavar="NAME|FILE")
+@_PLUGIN
+@click.option("--traceback", is_flag=True, help="Show the full trace of every failure.")
+@click.option(
+    "--timeout",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="End a check that takes longer: it failed.",
+)
+def check_(target: str, **given: Any) -> None:
+    """Check a plugin by name ([KIND:]NAME[:k=v,…]), or all that a file registers.
+
+    The exit code is 0 where all is well, 1 where a check failed and 2 where the plugin cannot be loaded.
+    """
+    from fedbench.check_command import check
+
+    sys.exit(check(target, **given))
 
 
 @cli.command("list")

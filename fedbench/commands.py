@@ -15,8 +15,11 @@ from fedbench.suite_parts import SEEDS_BELOW
 
 if TYPE_CHECKING:
     from fedbench.interfaces import World
+    from fedbench.plan import Cell
     from fedbench.registry import Registry
+    from fedbench.runner import Outcome
     from fedbench.specs import MethodSpec
+    from fedbench.store import Store
     from fedbench.suite import Suite
 
 RUNS = Path("runs")
@@ -80,8 +83,6 @@ def run_suite(
     """Run what is missing and print the board; the exit code is 1 where something failed."""
     from fedbench import devices, plan, runner
     from fedbench.boards import planned_board, print_board, protocol_facts
-    from fedbench.progress import make_progress
-    from fedbench.provenance import collect
     from fedbench.store import Store
 
     loaded, registry = open_suite(suite, scale, overrides, plugins, strict)
@@ -99,24 +100,20 @@ def run_suite(
     kind = devices.kind_of(devices.resolve(device))
     cells = plan.make_cells(loaded, registry, methods=specs, seeds=parse_seeds(seeds), device=kind)
     store = Store(results or RUNS)
-    progress = make_progress()
     if dry_run:
         return show_plan(cells, store)
-    store.ensure_writable()
-    pending = runner.choose(cells, store, overwrite, progress)
-    if pending:
-        preflight(loaded, registry, pending[0].cell.seed)
-    shared = {
-        "suite": str(loaded.path or suite),
-        "scale": scale,
-        "overrides": list(overrides),
-        "plugins": [str(Path(path).resolve()) for path in [*loaded.plugins, *plugins]],
-        "device": device,
-        "results": str(store.root.resolve()),  # a plugin may change the working folder
-        "overwrite": overwrite,
-        "provenance": {**collect(sys.argv), "device": kind},
-    }
-    outcome = runner.run(pending, shared, jobs or len(os.sched_getaffinity(0)), progress)
+    outcome = run_cells(
+        loaded,
+        registry,
+        cells,
+        store,
+        scale=scale,
+        overrides=overrides,
+        plugins=plugins,
+        device=device,
+        jobs=jobs,
+        overwrite=overwrite,
+    )
     shown = planned_board(loaded, store.results(loaded.name, loaded.scale), cells)
     print_board(shown, loaded, "table", source=f"your runs in {store.root}", facts=protocol_facts(loaded))
     if outcome.full:
@@ -125,6 +122,42 @@ def run_suite(
     if failed and not outcome.failed and overwrite == "missing":
         click.echo("Failed cells are kept; --overwrite failed runs them again.", err=True)
     return 1 if outcome.failed or failed else 0
+
+
+def run_cells(
+    suite: Suite,
+    registry: Registry,
+    cells: Sequence[Cell],
+    store: Store,
+    *,
+    scale: str,
+    overrides: Sequence[str],
+    plugins: Sequence[Path],
+    device: str,
+    jobs: int | None,
+    overwrite: str = "missing",
+) -> Outcome:
+    """Run those of the cells that the overwrite rule says, after checking what they all need."""
+    from fedbench import devices, runner
+    from fedbench.progress import make_progress
+    from fedbench.provenance import collect
+
+    progress = make_progress()
+    store.ensure_writable()
+    pending = runner.choose(cells, store, overwrite, progress)
+    if pending:
+        preflight(suite, registry, pending[0].cell.seed)
+    shared = {
+        "suite": str(suite.path or suite.name),
+        "scale": scale,
+        "overrides": list(overrides),
+        "plugins": [str(Path(path).resolve()) for path in [*suite.plugins, *plugins]],
+        "device": device,
+        "results": str(store.root.resolve()),  # a plugin may change the working folder
+        "overwrite": overwrite,
+        "provenance": {**collect(sys.argv), "device": devices.kind_of(devices.resolve(device))},
+    }
+    return runner.run(pending, shared, jobs or len(os.sched_getaffinity(0)), progress)
 
 
 def chosen_methods(suite: Suite, registry: Registry, methods: Sequence[str], losses: Sequence[str]) -> list[MethodSpec]:

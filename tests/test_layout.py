@@ -19,7 +19,7 @@ LONGEST = 320
 ROOMS: tuple[tuple[str, ...], ...] = (
     ("version", "errors", "seeds", "toml_lines"),
     # what a plugin is, how one is read and found
-    ("hookspecs", "interfaces", "modules", "options", "declared", "cache", "specs"),
+    ("hookspecs", "interfaces", "modules", "options", "ranges", "declared", "cache", "specs"),
     ("registry", "discovery"),
     # TOML -> validated suite -> cells with keys
     ("suite_source", "suite_table", "suite_names", "suite_parts", "suite_set", "suite", "plan"),
@@ -29,8 +29,30 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("delta", "choice", "leaderboard", "curves", "report", "terminal"),
     # one cell
     ("messages", "inputs", "devices", "examiner", "user", "method", "federation", "cell_result", "rounds", "worker"),
+    # what a plugin must do
+    (
+        "conformance",
+        "conformance_apart",
+        "conformance_carriers",
+        "conformance_cells",
+        "conformance_data",
+        "conformance_forks",
+        "conformance_generators",
+        "conformance_heldout",
+        "conformance_losses",
+        "conformance_methods",
+        "conformance_metrics",
+        "conformance_models",
+        "conformance_process",
+        "conformance_rows",
+        "conformance_runs",
+        "conformance_subjects",
+        "conformance_tasks",
+        "conformance_twin",
+    ),
     # what people see
-    ("progress", "runner", "boards", "listing", "contact_sheet", "conformance", "commands", "cli", "__main__"),
+    ("progress", "runner", "boards", "listing", "contact_sheet", "check_command", "commands", "tuning"),
+    ("cli", "__main__"),
 )
 """The files of the core: one imports only from its own room and from rooms before it."""
 
@@ -42,7 +64,7 @@ The registry is among it, since a kind of user makes a user's parts from their n
 
 NAMED = {
     # Δ% is defined against local training, so the core has to know which method that is.
-    "local": {"boards", "choice", "commands", "plan", "progress", "rounds", "suite_parts"},
+    "local": {"boards", "choice", "commands", "plan", "progress", "rounds", "suite_parts", "tuning"},
     # What `--loss NAME` is short for.
     "fedmuscle": {"specs"},
     # The kind of a user whose table names none.
