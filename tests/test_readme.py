@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from fedbench.cli import cli
+from fedbench.conformance import assert_conforms
 from fedbench.discovery import discover
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
@@ -32,3 +35,14 @@ def test_every_method_is_in_the_field() -> None:
 
 def test_every_command_is_in_the_table() -> None:
     assert {name.split()[1] for name in quoted(section("Commands"))} == set(cli.commands)
+
+
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("loss", "cosine"), ("method", "my-local")])
+def test_the_examples_of_plugins_conform(kind: str, name: str, tmp_path: Path) -> None:
+    (text,) = (example for example in EXAMPLES if f'register("{name}"' in example)
+    path = tmp_path / "example.py"
+    path.write_text(text)
+    assert_conforms(kind, name, plugins=[path])
