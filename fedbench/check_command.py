@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from fedbench.conformance_apart import Examination, Report, Unloadable
+from fedbench.conformance.apart import Examination, Report, Unloadable
 from fedbench.report import clean
 
 _STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}

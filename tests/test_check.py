@@ -9,8 +9,8 @@ import pytest
 
 from fedbench.check_command import render, summary
 from fedbench.conformance import Finding
-from fedbench.conformance_apart import Report
-from fedbench.conformance_subjects import subjects
+from fedbench.conformance.apart import Report
+from fedbench.conformance.subjects import subjects
 from fedbench.errors import UserError
 
 sys.path.append(str(Path(__file__).parent))

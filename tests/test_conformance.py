@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedbench.conformance import Check, Finding, Skipped, Subject, assert_conforms, checks_for, conforms, examine
-from fedbench.conformance_subjects import subjects
+from fedbench.conformance.subjects import subjects
 from fedbench.discovery import discover
 from fedbench.errors import UserError
 from fedbench.interfaces import KINDS

@@ -32,23 +32,23 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     # what a plugin must do
     (
         "conformance",
-        "conformance_apart",
-        "conformance_carriers",
-        "conformance_cells",
-        "conformance_data",
-        "conformance_forks",
-        "conformance_generators",
-        "conformance_heldout",
-        "conformance_losses",
-        "conformance_methods",
-        "conformance_metrics",
-        "conformance_models",
-        "conformance_process",
-        "conformance_rows",
-        "conformance_runs",
-        "conformance_subjects",
-        "conformance_tasks",
-        "conformance_twin",
+        "conformance.apart",
+        "conformance.carriers",
+        "conformance.cells",
+        "conformance.data",
+        "conformance.forks",
+        "conformance.generators",
+        "conformance.heldout",
+        "conformance.losses",
+        "conformance.methods",
+        "conformance.metrics",
+        "conformance.models",
+        "conformance.process",
+        "conformance.rows",
+        "conformance.runs",
+        "conformance.subjects",
+        "conformance.tasks",
+        "conformance.twin",
     ),
     # what people see
     ("progress", "runner", "boards", "listing", "contact_sheet", "check_command", "commands", "tuning"),
@@ -107,10 +107,17 @@ def imports(path: Path, *, top_only: bool = False) -> set[str]:
     return found
 
 
+def room(path: Path) -> str:
+    """A file of the core as `ROOMS` names it: `seeds`, `conformance.cells`, `conformance` for a folder's own file."""
+    inside = path.relative_to(ROOT / "fedbench").with_suffix("")
+    parts = inside.parts[:-1] if inside.name == "__init__" and len(inside.parts) > 1 else inside.parts
+    return ".".join(parts)
+
+
 def of_core(names: set[str]) -> set[str]:
     """Files of the core among imported names; `from fedbench import hookimpl` is the public face, no file."""
-    known = {path.stem for path in files("fedbench")}
-    return {name.split(".")[1] for name in names if name.startswith("fedbench.") and name.split(".")[1] in known}
+    known = {room(path) for path in files("fedbench")} - {"__init__"}
+    return {name.removeprefix("fedbench.") for name in names if name.startswith("fedbench.")} & known
 
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
@@ -128,23 +135,23 @@ def test_no_file_is_long() -> None:
 def test_every_file_of_the_core_has_a_room() -> None:
     placed = [name for room in ROOMS for name in room]
     assert len(placed) == len(set(placed))
-    assert {path.stem for path in files("fedbench")} - {"__init__"} <= set(placed)
+    assert {room(path) for path in files("fedbench")} - {"__init__"} == set(placed)
 
 
 def test_data_flows_one_way() -> None:
     room_of = {name: number for number, room in enumerate(ROOMS) for name in room}
     backwards = [
-        f"{path.stem} imports {name}"
+        f"{room(path)} imports {name}"
         for path in files("fedbench")
-        if path.stem != "__init__"
+        if room(path) != "__init__"
         for name in of_core(imports(path))
-        if room_of[name] > room_of[path.stem]
+        if room_of[name] > room_of[room(path)]
     ]
     assert not backwards
 
 
 def test_no_two_files_of_the_core_need_each_other() -> None:
-    needs = {path.stem: of_core(imports(path, top_only=True)) for path in files("fedbench")}
+    needs = {room(path): of_core(imports(path, top_only=True)) for path in files("fedbench")}
     while free := {name for name, needed in needs.items() if not needed & needs.keys()}:
         for name in free:
             del needs[name]
@@ -153,7 +160,7 @@ def test_no_two_files_of_the_core_need_each_other() -> None:
 
 def test_the_core_imports_no_plugin() -> None:
     found = {
-        (path.stem, name)
+        (room(path), name)
         for path in files("fedbench")
         for name in imports(path)
         if name.startswith(("fedbench_plugins", "fedbench_baselines"))
@@ -180,7 +187,7 @@ def test_plugins_of_one_kind_know_no_other() -> None:
         assert not foreign, f"{inside} imports {foreign}"
 
 
-@pytest.mark.parametrize("path", files("fedbench"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", files("fedbench"), ids=room)
 def test_the_core_names_no_plugin(path: Path) -> None:
     names = {name for kind, name in discover().entries}
     docstrings = {id(node.value) for node in ast.walk(tree(path)) if isinstance(node, ast.Expr)}
@@ -188,7 +195,7 @@ def test_the_core_names_no_plugin(path: Path) -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             head = node.value.partition(":")[0]  # `fedmuscle` and `fedmuscle:loss=muscle`
             if head in names:
-                assert path.stem in NAMED.get(head, ()), f"line {node.lineno} names {head}"
+                assert room(path) in NAMED.get(head, ()), f"line {node.lineno} names {head}"
 
 
 def test_what_may_be_named_is_named() -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from fedbench.conformance import Check, Failed, Skipped, Subject
-from fedbench.conformance_cells import EVALUATE, Course, Evidence, WatchingEngine, cell_of, difference, exchanges, play
-from fedbench.conformance_generators import elsewhere
-from fedbench.conformance_heldout import spoiled, tripwire
-from fedbench.conformance_runs import again, evidence, forked_evidence, local_training, straight, world_of
-from fedbench.conformance_twin import differs_elsewhere
+from fedbench.conformance.cells import EVALUATE, Course, Evidence, WatchingEngine, cell_of, difference, exchanges, play
+from fedbench.conformance.generators import elsewhere
+from fedbench.conformance.heldout import spoiled, tripwire
+from fedbench.conformance.runs import again, evidence, forked_evidence, local_training, straight, world_of
+from fedbench.conformance.twin import differs_elsewhere
 
 FIT = "fit"
 

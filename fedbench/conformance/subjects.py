@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.conformance import Subject
-from fedbench.conformance_cells import federation
+from fedbench.conformance.cells import federation
 from fedbench.discovery import discover
 from fedbench.errors import UserError, unknown
 from fedbench.interfaces import KINDS

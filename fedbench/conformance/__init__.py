@@ -7,7 +7,7 @@
     def test_my_loss() -> None:
         assert_conforms("loss", "cosine", plugins=["my_loss.py"])
 
-The checks of each kind stand in a file of their own (`conformance_losses.py`, …). Importing this imports no torch.
+The checks of each kind stand in a file of their own (`conformance/losses.py`, …). Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from fedbench.specs import MethodSpec
 Verdict = Literal["passed", "failed", "skipped"]
 
 _CHECKS = {
-    "method": "fedbench.conformance_methods",
-    "loss": "fedbench.conformance_losses",
-    "data": "fedbench.conformance_data",
-    "model": "fedbench.conformance_models",
-    "task": "fedbench.conformance_tasks",
-    "metric": "fedbench.conformance_metrics",
-    "engine": "fedbench.conformance_carriers",
-    "user": "fedbench.conformance_carriers",
-    "observer": "fedbench.conformance_carriers",
+    "method": "fedbench.conformance.methods",
+    "loss": "fedbench.conformance.losses",
+    "data": "fedbench.conformance.data",
+    "model": "fedbench.conformance.models",
+    "task": "fedbench.conformance.tasks",
+    "metric": "fedbench.conformance.metrics",
+    "engine": "fedbench.conformance.carriers",
+    "user": "fedbench.conformance.carriers",
+    "observer": "fedbench.conformance.carriers",
 }
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_CORE = Path(__file__).resolve().parent
+_CORE = Path(__file__).resolve().parent.parent
 
 
 class Failed(Exception):
@@ -189,7 +189,7 @@ def assert_conforms(
         AssertionError: a check failed, or every check was skipped.
         UserError: there is no such plugin or option, or a file cannot be loaded.
     """
-    from fedbench.conformance_subjects import subject_of
+    from fedbench.conformance.subjects import subject_of
     from fedbench.discovery import discover
 
     files = tuple(Path(file).resolve() for file in plugins)

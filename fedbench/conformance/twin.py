@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbench.conformance import Failed, Subject
-from fedbench.conformance_cells import Evidence, difference
+from fedbench.conformance.cells import Evidence, difference
 
 
 class Twin:
@@ -28,7 +28,7 @@ class Twin:
         # Without a GPU, since autograd's threads for it do not survive the forks that are made over there.
         environment = {**os.environ, "PYTHONHASHSEED": other_seed, "CUDA_VISIBLE_DEVICES": ""}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fedbench.conformance_twin"],
+            [sys.executable, "-m", "fedbench.conformance.twin"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

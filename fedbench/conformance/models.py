@@ -12,8 +12,8 @@ from torch import Tensor
 from fedbench.cache import Cache
 from fedbench.choice import REFERENCE
 from fedbench.conformance import Check, Failed, Skipped, Subject
-from fedbench.conformance_cells import cell_of, federation, with_users
-from fedbench.conformance_runs import steady
+from fedbench.conformance.cells import cell_of, federation, with_users
+from fedbench.conformance.runs import steady
 from fedbench.interfaces import Samples
 from fedbench.seeds import derive
 from fedbench.specs import MethodSpec

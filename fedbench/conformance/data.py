@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedbench.conformance import Check, Failed, Skipped, Subject
-from fedbench.conformance_cells import Evidence, difference
-from fedbench.conformance_generators import elsewhere, watched
-from fedbench.conformance_twin import differs_elsewhere
+from fedbench.conformance.cells import Evidence, difference
+from fedbench.conformance.generators import elsewhere, watched
+from fedbench.conformance.twin import differs_elsewhere
 from fedbench.interfaces import Samples
 
 SIZES = {"train": 24, "validation": 20, "test": 30, "public": 28}

@@ -11,7 +11,7 @@ import torch
 from fedbench.cache import Cache
 from fedbench.choice import REFERENCE
 from fedbench.conformance import Check, Failed, Subject
-from fedbench.conformance_cells import (
+from fedbench.conformance.cells import (
     Evidence,
     WatchingEngine,
     cell_of,
@@ -21,8 +21,8 @@ from fedbench.conformance_cells import (
     play,
     with_users,
 )
-from fedbench.conformance_generators import elsewhere
-from fedbench.conformance_runs import local_training, steady, world_of
+from fedbench.conformance.generators import elsewhere
+from fedbench.conformance.runs import local_training, steady, world_of
 from fedbench.examiner import Examiner
 from fedbench.interfaces import Engine, Fault, UserHandle
 from fedbench.messages import pack

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedbench.conformance import Check, Failed, Skipped, Subject
-from fedbench.conformance_cells import cell_of, federation
-from fedbench.conformance_generators import watched
-from fedbench.conformance_rows import (
+from fedbench.conformance.cells import cell_of, federation
+from fedbench.conformance.generators import watched
+from fedbench.conformance.rows import (
     Result,
     aligned_rows,
     equal_rows,
@@ -26,7 +26,7 @@ from fedbench.conformance_rows import (
     rounded,
     turned_rows,
 )
-from fedbench.conformance_runs import steady
+from fedbench.conformance.runs import steady
 from fedbench.errors import UserError
 from fedbench.plan import check_method
 from fedbench.specs import MethodSpec, parse_loss

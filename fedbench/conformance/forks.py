@@ -13,7 +13,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fedbench.conformance_cells import WatchingEngine
+from fedbench.conformance.cells import WatchingEngine
 from fedbench.interfaces import Fault, UserHandle
 
 _REPLY, _FAULT = b"reply", b"fault"

@@ -1,6 +1,6 @@
 """The process in which `fedbench check` runs a plugin's checks: what it finds goes out as JSON lines.
 
-`python -m fedbench.conformance_process` is started by the command, not by hand. A check that takes longer than it may
+`python -m fedbench.conformance.process` is started by the command, not by hand. A check that takes longer than it may
 ends the process, from a thread of C that needs no lock of Python's: whatever hangs, the trace of where is left behind.
 """
 
@@ -31,8 +31,8 @@ def work(request: Mapping[str, Any], emit: Emit) -> None:
     """
     import torch
 
-    from fedbench.conformance_subjects import subjects
-    from fedbench.conformance_twin import twin
+    from fedbench.conformance.subjects import subjects
+    from fedbench.conformance.twin import twin
 
     torch.set_num_threads(1)
 

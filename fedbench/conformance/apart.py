@@ -143,7 +143,7 @@ class _Process:
         self._text = ""
         self._began = time.monotonic()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fedbench.conformance_process"],
+            [sys.executable, "-m", "fedbench.conformance.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._printed,

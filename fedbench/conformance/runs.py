@@ -6,7 +6,7 @@ import functools
 
 from fedbench.choice import REFERENCE
 from fedbench.conformance import Failed, Skipped, Subject
-from fedbench.conformance_cells import (
+from fedbench.conformance.cells import (
     SCALES,
     Course,
     Evidence,
@@ -16,8 +16,8 @@ from fedbench.conformance_cells import (
     federation,
     play,
 )
-from fedbench.conformance_forks import ForkingEngine
-from fedbench.conformance_heldout import remembered
+from fedbench.conformance.forks import ForkingEngine
+from fedbench.conformance.heldout import remembered
 from fedbench.discovery import default_registry
 from fedbench.method import Method
 from fedbench.plan import Cell, check_method

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fedbench.choice import REFERENCE
 from fedbench.conformance import Check, Failed, Skipped, Subject
-from fedbench.conformance_cells import cell_of, federation, with_users
-from fedbench.conformance_heldout import with_task
-from fedbench.conformance_runs import steady
+from fedbench.conformance.cells import cell_of, federation, with_users
+from fedbench.conformance.heldout import with_task
+from fedbench.conformance.runs import steady
 from fedbench.seeds import derive, torch_generator
 from fedbench.specs import MethodSpec
 
